@@ -1,0 +1,1 @@
+"""Backends of lightning_sdk: each a plugin like any other."""

@@ -1,0 +1,1 @@
+"""Integrations of lightning_sdk: each a plugin like any other."""

@@ -1,0 +1,189 @@
+"""What others may plug in: backends and integrations, and how they are found.
+
+Ours are registered exactly as a stranger's would be, by entry points:
+
+    [project.entry-points."lightning_sdk.backends"]
+    parquet = "my_package.parquet:ParquetBackend"
+
+    [project.entry-points."lightning_sdk.integrations"]
+    mistral = "my_package.mistral:MistralIntegration"
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
+
+from lightning_sdk.errors import PluginError
+
+if TYPE_CHECKING:
+    from lightning_sdk.mdp import Group
+    from lightning_sdk.records import OutcomeName
+
+BACKENDS = "lightning_sdk.backends"
+INTEGRATIONS = "lightning_sdk.integrations"
+
+# Request and response header in which a client and our policy endpoint agree on the call id.
+CALL_ID_HEADER = "x-lightning-call-id"
+
+Undo = Callable[[], None]
+
+
+class CallRecording(Protocol):
+    """One model call while it lasts. No method raises; each may be called from any thread.
+
+    An integration calls `sent` once for each HTTP attempt, then `answered`, then `received` or any number
+    of `event`s, and at the very end `finish`: the first `finish` counts, later ones do nothing.
+    """
+
+    @property
+    def call_id(self) -> str:
+        """The id of this call, made when it started."""
+
+    def headers(self, url: str) -> Mapping[str, str]:
+        """Headers to add to the request on the wire: none, unless `url` is our own policy endpoint."""
+
+    def sent(self, body: bytes) -> None:
+        """An HTTP attempt with exactly this body is about to be made."""
+
+    def answered(self, status: int, headers: Mapping[str, str]) -> None:
+        """Status and headers of the response have arrived."""
+
+    def received(self, body: bytes) -> None:
+        """The whole body of a response that is no stream."""
+
+    def event(self, data: str | bytes) -> None:
+        """The data of one server-sent event."""
+
+    def finish(self, outcome: OutcomeName, error: BaseException | None = None) -> None:
+        """The call is over and is written now."""
+
+
+class Recorder(Protocol):
+    """What an integration reports to."""
+
+    def start_call(self, *, integration: str, api: str, url: str, streamed: bool) -> CallRecording | None:
+        """A model call starts in this context.
+
+        Args:
+            integration: name of the integration.
+            api: shape of request and response, such as "chat.completions".
+            url: where it goes; user information, query and fragment are left out of the record.
+            streamed: whether the response will come as server-sent events.
+
+        Returns:
+            Its recording; None where nothing is to be recorded (outside any rollout): pass the call through.
+        """
+
+
+@runtime_checkable
+class Integration(Protocol):
+    """Patches one library. Made without arguments; imports its target only inside `install`."""
+
+    name: ClassVar[str]
+    # The module whose import triggers `install`, and the distribution it comes from.
+    target: ClassVar[str]
+    distribution: ClassVar[str]
+    # The versions it was tested with (PEP 440), for `lsdk doctor`.
+    versions: ClassVar[str]
+
+    def install(self, recorder: Recorder) -> Undo:
+        """Patch the target, which is imported. The result takes the patches off again, where they are still ours.
+
+        Raises:
+            PluginError: the library does not have what the patches need; nothing was changed.
+        """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What a backend did."""
+
+    # Files it wrote, by what they are.
+    outputs: Mapping[str, Path] = field(default_factory=dict)
+    # Numbers to show: counts of an exporter, metrics of a trainer.
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    # Why transitions were left out, each with how many.
+    dropped: Mapping[str, int] = field(default_factory=dict)
+    # The policy version that a trainer published.
+    policy_version: int | None = None
+
+
+@runtime_checkable
+class Backend(Protocol):
+    """Consumes episodes: an exporter or a trainer. Made with its options as keyword arguments."""
+
+    # What it can use: "engine" needs the engine's token ids, "text" does not.
+    fidelity: ClassVar[Literal["engine", "text"]]
+    # "offline" takes what is stored; "online" takes rollouts of the policy that it trains.
+    mode: ClassVar[Literal["offline", "online"]]
+    summary: ClassVar[str]
+
+    @classmethod
+    def missing(cls) -> str | None:
+        """What to install before it works, as one sentence; None when it is usable."""
+
+    def consume(self, groups: Iterable[Group]) -> Report:
+        """Take all groups, in order.
+
+        Raises:
+            LightningError: it cannot be done. Nothing half-written stays.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Plugin:
+    """An entry point that was found. `load` imports it, and nothing else is imported before."""
+
+    group: str
+    name: str
+    value: str
+    distribution: str
+    _entry_point: metadata.EntryPoint = field(repr=False, compare=False)
+
+    def load(self) -> Any:
+        """Import it.
+
+        Raises:
+            PluginError: the import failed; the message names plugin, distribution and cause.
+        """
+        try:
+            return self._entry_point.load()
+        except Exception as error:
+            raise PluginError(
+                f"{self.name!r} ({self.value}, from {self.distribution}) does not load: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+
+
+def discover(group: str) -> Sequence[Plugin]:
+    """All plugins of a group, by name. Imports none of them."""
+    found = [
+        Plugin(group, point.name, point.value, point.dist.name if point.dist else "unknown", point)
+        for point in metadata.entry_points(group=group)
+    ]
+    return sorted(set(found), key=lambda plugin: (plugin.name, plugin.distribution))
+
+
+def find(group: str, name: str) -> Plugin:
+    """The plugin called `name`. Imports no other.
+
+    Raises:
+        PluginError: there is none (the message lists what there is), or two distributions claim the name.
+    """
+    plugins = discover(group)
+    matches = [plugin for plugin in plugins if plugin.name == name]
+    kind = group.rpartition(".")[2].rstrip("s")
+    if not matches:
+        names = sorted({plugin.name for plugin in plugins})
+        near = difflib.get_close_matches(name, names, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise PluginError(f"no {kind} is called {name!r}: {hint}installed are {', '.join(names) or 'none'}")
+    if len(matches) > 1:
+        owners = " and ".join(plugin.distribution for plugin in matches)
+        raise PluginError(f"{kind} {name!r} comes from {owners}: uninstall one of them")
+    return matches[0]
