@@ -1,0 +1,76 @@
+"""Every way to run this project. `nox -l` lists the sessions; README.md names the two that people start with.
+
+Torch is pinned to the CPU-capable 2.13.0 and sessions that need it run on Python 3.11. The client, the collector
+and the assembly are tested on 3.10, 3.12 and 3.13 as well (`nox -s pythons`).
+"""
+
+from __future__ import annotations
+
+import nox
+
+nox.options.default_venv_backend = "venv"
+nox.options.error_on_missing_interpreters = True
+nox.options.sessions = ["lint", "proto", "tests"]
+
+TORCH = "torch==2.13.0"
+PROJECT = nox.project.load_toml("pyproject.toml")
+
+
+def _group(name: str) -> list[str]:
+    return list(nox.project.dependency_groups(PROJECT, name))
+
+
+@nox.session(python="3.11")
+def quickstart(session: nox.Session) -> None:
+    """The main job: a real small model, an unmodified agent, and the dataset that its rollouts become."""
+    session.install("--quiet", TORCH)
+    session.install("--quiet", ".[torch]", "openai>=3,<4", "gguf")
+    session.run("python", "examples/quickstart/main.py", *session.posargs)
+
+
+@nox.session(python="3.11")
+def tests(session: nox.Session) -> None:
+    """The whole suite, on the extras that it needs."""
+    session.install("--quiet", TORCH)
+    session.install("--quiet", "-e", ".[torch]", *_group("test"))
+    session.run("pytest", *session.posargs)
+
+
+@nox.session(python=["3.10", "3.12", "3.13"])
+def pythons(session: nox.Session) -> None:
+    """The suite without torch, on the other Pythons."""
+    session.install("--quiet", "-e", ".[server]", *_group("test"))
+    session.run("pytest", "-m", "not model", *session.posargs)
+
+
+@nox.session(python="3.11")
+@nox.parametrize("protobuf", ["5.29", "6", "7"])
+def base(session: nox.Session, protobuf: str) -> None:
+    """The base install alone records to the spool, on each major version of protobuf."""
+    session.install("--quiet", ".", f"protobuf=={protobuf}.*")
+    session.run("python", "tests/base_install.py", protobuf)
+
+
+@nox.session(python="3.11")
+def lint(session: nox.Session) -> None:
+    """Style, types, and the direction of imports."""
+    session.install("--quiet", "-e", ".[server]", *_group("lint"))
+    session.run("ruff", "check")
+    session.run("ruff", "format", "--check")
+    session.run("mypy")
+    session.run("lint-imports")
+
+
+@nox.session(python="3.11")
+def proto(session: nox.Session) -> None:
+    """Fail where the checked-in code differs from what proto/ says; `nox -s proto -- --write` regenerates it."""
+    session.install("--quiet", "grpcio-tools==1.63.2", "setuptools<81")
+    session.run("python", "proto/generate.py", *(session.posargs or ["--check"]))
+
+
+@nox.session(python="3.11")
+def bench(session: nox.Session) -> None:
+    """Ratios against a floor or a peer measured in the same run; see benchmarks/RESULTS.md."""
+    session.install("--quiet", ".[server]", *_group("bench"))
+    for name in session.posargs or ["capture", "ingest"]:
+        session.run("python", f"benchmarks/{name}.py")
