@@ -1,7 +1,7 @@
 """Every way to run this project. `nox -l` lists the sessions; README.md names the two that people start with.
 
-Torch is pinned to the CPU-capable 2.13.0 and sessions that need it run on Python 3.11. The client, the collector
-and the assembly are tested on 3.10, 3.12 and 3.13 as well (`nox -s pythons`).
+Torch is pinned to 2.13.0, and sessions that need it run on Python 3.11. The client, the collector and the
+assembly are tested on 3.10, 3.12 and 3.13 as well (`nox -s pythons`).
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def lint(session: nox.Session) -> None:
 
 @nox.session(python="3.11")
 def proto(session: nox.Session) -> None:
-    """Fail where the checked-in code differs from what proto/ says; `nox -s proto -- --write` regenerates it."""
+    """Fail where the checked-in code differs from proto/; `nox -s proto -- --write` regenerates it."""
     session.install("--quiet", "grpcio-tools==1.63.2", "setuptools<81")
     session.run("python", "proto/generate.py", *(session.posargs or ["--check"]))
 

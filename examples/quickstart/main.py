@@ -1,0 +1,140 @@
+"""From an unmodified agent to a dataset: collector, policy endpoint, 32 rollouts, export. See README.md."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
+from rich.table import Table
+
+import agent
+import lightning_sdk as ls
+from lightning_sdk.home import Home
+from model import cached_model
+from services import free_port, lsdk
+from tasks import TASKS, Task
+
+console = Console()
+
+
+def attempt(task: Task) -> float:
+    """One rollout: the agent as it is, under `trace_agent`; then its reward."""
+    with ls.rollout(task_id=task.task_id, metadata={"question": task.question}):
+        answer = ls.trace_agent(agent.solve)(task.question)
+        reward = float(agent.final_number(answer) == task.answer)
+        ls.emit_reward(reward)
+    return reward
+
+
+def collect_rollouts(rollouts: int, workers: int) -> dict[str, list[float]]:
+    """Run every task `rollouts` times, `workers` at once; the rewards by task."""
+    rewards: dict[str, list[float]] = defaultdict(list)
+    with _progress() as progress, ThreadPoolExecutor(workers) as pool:
+        bar = progress.add_task("rollouts", total=rollouts * len(TASKS))
+        pending = {pool.submit(attempt, task): task for _ in range(rollouts) for task in TASKS}
+        for done in as_completed(pending):
+            rewards[pending[done].task_id].append(done.result())
+            progress.advance(bar)
+    return rewards
+
+
+def run_agent(model: Path, run_id: str, rollouts: int, workers: int) -> dict[str, list[float]]:
+    """Serve `model`, run the agent against it, and return when the collector has every record."""
+    home = Home.locate()
+    home.ensure()
+    logs = home.path
+    collect_port, serve_port = free_port(), free_port()
+    collector, endpoint = f"grpc://127.0.0.1:{collect_port}", f"http://127.0.0.1:{serve_port}/v1"
+    serve = (str(model), "--name", agent.MODEL, "--endpoint", collector)
+    with (
+        lsdk("collect", port=collect_port, log=logs / "collect.log"),
+        lsdk("serve", *serve, port=serve_port, log=logs / "serve.log"),
+    ):
+        # What the agent's own code reads: it is pointed at the endpoint as at any OpenAI-style server.
+        os.environ.update(OPENAI_BASE_URL=endpoint, OPENAI_API_KEY="unused")
+        ls.init(endpoint=collector, policy_endpoint=endpoint, project="quickstart", run_id=run_id)
+        rewards = collect_rollouts(rollouts, workers)
+        if not ls.flush(timeout=30):
+            sys.exit(f"the collector did not take all records in 30 s; see {logs / 'collect.log'}")
+    return rewards
+
+
+def show_rewards(rewards: dict[str, list[float]]) -> None:
+    """A table of the rewards by task."""
+    table = Table("task", "rewards", "mean", title="Rewards by task")
+    for task in TASKS:
+        values = rewards[task.task_id]
+        table.add_row(
+            task.task_id, " ".join(f"{value:g}" for value in values), f"{sum(values) / len(values):.2f}"
+        )
+    console.print(table)
+
+
+def run_lsdk(*arguments: str) -> None:
+    """Run an `lsdk` command and show it with what it prints."""
+    console.print(f"\n[bold]$ lsdk {' '.join(arguments)}[/bold]")
+    subprocess.run([sys.executable, "-m", "lightning_sdk", *arguments], check=True)
+
+
+def prepare_model() -> Path:
+    """The model's directory, with a spinner while it is fetched and converted."""
+    with _progress(counted=False) as progress:
+        bar = progress.add_task("model", total=None)
+        folder = cached_model(lambda step: progress.update(bar, description=f"model: {step}"))
+        progress.update(bar, total=1, completed=1)
+    return folder
+
+
+def _progress(*, counted: bool = True) -> Progress:
+    columns = [SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()]
+    if counted:
+        columns.insert(3, MofNCompleteColumn())
+    return Progress(*columns, console=Console(stderr=True))
+
+
+def main() -> None:
+    """Parse the command line and run it all."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rollouts", type=int, default=4, help="rollouts a task (default: 4)")
+    parser.add_argument("--workers", type=int, default=16, help="rollouts at once (default: 16)")
+    parser.add_argument("--out", type=Path, default=Path("out/transitions.jsonl"))
+    arguments = parser.parse_args()
+
+    started = time.monotonic()
+    run_id = time.strftime("quickstart-%Y%m%d-%H%M%S")
+    model = prepare_model()
+    rewards = run_agent(model, run_id, arguments.rollouts, arguments.workers)
+    run_lsdk("show", "--last")
+    console.print()
+    show_rewards(rewards)
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    run_lsdk("export", "--backend", "jsonl", "--run", run_id, "--out", str(arguments.out))
+    command = Path(sys.executable).with_name("lsdk")
+    console.print(
+        f"\nDone in {time.monotonic() - started:.0f} s. Each decision of the agent is a line of {arguments.out},\n"
+        "with the token ids and log probabilities of the engine that sampled it. Next:\n"
+        f"  {command} rollouts     all of them, then: show ID\n"
+        f"  {command} stats        what was recorded, and what is usable\n"
+        "  README.md, to add @ls.trace_agent and ls.emit_reward(...) to an agent of your own",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+if __name__ == "__main__":
+    main()
