@@ -126,8 +126,8 @@ def main() -> None:
     run_lsdk("export", "--backend", "jsonl", "--run", run_id, "--out", str(arguments.out))
     command = Path(sys.executable).with_name("lsdk")
     console.print(
-        f"\nDone in {time.monotonic() - started:.0f} s. Each decision of the agent is a line of {arguments.out},\n"
-        "with the token ids and log probabilities of the engine that sampled it. Next:\n"
+        f"\nDone in {time.monotonic() - started:.0f} s. Each decision of the agent is a line of\n"
+        f"{arguments.out}, with the token ids and log probabilities of the engine that sampled it. Next:\n"
         f"  {command} rollouts     all of them, then: show ID\n"
         f"  {command} stats        what was recorded, and what is usable\n"
         "  README.md, to add @ls.trace_agent and ls.emit_reward(...) to an agent of your own",
