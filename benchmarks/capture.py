@@ -1,9 +1,9 @@
 """What recording adds to one non-streamed 2 KB chat call, in the agent's thread.
 
-The openai client runs against an in-process transport, so that nothing but its own work and ours is timed. Plain,
-recorded (to a real spool, no collector), and instrumented by opentelemetry-instrumentation-openai (with an
-exporter that throws spans away) take turns in blocks within one process; the figures are medians of paired differences,
-and the ratio is to the instrumentor's in the same run.
+The openai client runs against an in-process transport, so that nothing but its own work and ours is timed.
+Plain, recorded (to a real spool, no collector), and instrumented by opentelemetry-instrumentation-openai (with
+an exporter that throws spans away) take turns in blocks within one process; the figures are medians of paired
+differences, and the ratio is to the instrumentor's in the same run.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def paired(client: Any, on: Callable[[], None], off: Callable[[], None]) -> tupl
 
 
 def switch(instrument: Callable[[], None]) -> tuple[Callable[[], None], Callable[[], None]]:
-    """Put an instrumentor's wrapper on and off by hand: its own `uninstrument` leaves the wrapper in place."""
+    """Put an instrumentor's wrapper on and off by hand: its own `uninstrument` leaves it in place."""
     from openai.resources.chat.completions import Completions
 
     original = Completions.create

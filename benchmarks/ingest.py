@@ -1,8 +1,9 @@
 """Durable ingest: records a second from a sender's stream to a committed row, beside its floor.
 
-Two processes: this one sends 2 KB records in batches of 64 over the ingest stream with a window of 16 batches; a real
-`lsdk collect` acknowledges after the commit. The floor is the same records in the same batches written straight into
-SQLite (WAL, synchronous=FULL, 16 KiB pages) by one thread of one process, without a network or a check.
+Two processes: this one sends 2 KB records in batches of 64 over the ingest stream with a window of 16 batches;
+a real `lsdk collect` acknowledges after the commit. The floor is the same records in the same batches written
+straight into SQLite (WAL, synchronous=FULL, 16 KiB pages) by one thread of one process, without a network or a
+check.
 """
 
 from __future__ import annotations

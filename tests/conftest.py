@@ -17,4 +17,4 @@ def _isolated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
             monkeypatch.delenv(name)
     monkeypatch.setenv("LIGHTNING_STRICT", "1")
     monkeypatch.setenv("LIGHTNING_HOME", str(tmp_path / "home"))
-    yield
+    return
