@@ -1,25 +1,47 @@
-"""Records to episodes: pure functions, no I/O. Start at `assemble`."""
+"""Records to episodes: pure functions, no I/O. Start at `assemble`.
+
+records ─ order ─┬─ calls (apis, token_ids) ─ choices (prefixes) ─┐
+                 ├─ rewards ─ binding ────────────────────────────┼─ transitions ─ native
+                 └─ events (scopes, tools) ───────────────────────┘
+"""
 
 from __future__ import annotations
 
+from lightning_sdk.mdp.assemble import assemble, group_episodes
+from lightning_sdk.mdp.calls import CallView, ChoiceView, decode_call
 from lightning_sdk.mdp.episode import (
     DropReason,
     Episode,
     Fidelity,
     Group,
     RewardEvent,
+    RolloutOutcome,
     ScopeSpan,
     ToolEvent,
     Transition,
 )
+from lightning_sdk.mdp.events import decode_scopes, decode_tool
+from lightning_sdk.mdp.native import NATIVE_SCHEMA_VERSION, native_record
+from lightning_sdk.mdp.rewards import decode_rewards
 
 __all__ = [
+    "NATIVE_SCHEMA_VERSION",
+    "CallView",
+    "ChoiceView",
     "DropReason",
     "Episode",
     "Fidelity",
     "Group",
     "RewardEvent",
+    "RolloutOutcome",
     "ScopeSpan",
     "ToolEvent",
     "Transition",
+    "assemble",
+    "decode_call",
+    "decode_rewards",
+    "decode_scopes",
+    "decode_tool",
+    "group_episodes",
+    "native_record",
 ]

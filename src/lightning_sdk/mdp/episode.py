@@ -16,15 +16,17 @@ Bound = Literal["call", "scope", "context", "rollout", "none"]
 # How a call's place in the rollout is known: by cause, or (truly concurrent calls of different
 # producers) only by the clocks of their machines.
 Order = Literal["causal", "clock"]
+# Why a transition cannot be trained on by its tokens. The last two leave it good for learning from its text
+# (SFT); the others do not, and are told first.
 DropReason = Literal[
     "error",  # the call failed
     "cancelled",  # the caller gave up before the response was whole
-    "unreadable",  # request or response is not what its API says
+    "unreadable",  # request or response is not what its API says, or we do not know the API
     "empty_response",  # nothing was generated
-    "no_token_ids",  # no engine told the ids
-    "id_check_failed",  # ids, log probabilities and usage do not agree
     "unused_choice",  # one of several choices that nothing extended or rewarded
     "ambiguous_choice",  # several choices, and which one was used cannot be known
+    "id_check_failed",  # ids, log probabilities and usage do not agree, or are another attempt's
+    "no_token_ids",  # no engine told the ids
 ]
 
 

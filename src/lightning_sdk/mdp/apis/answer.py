@@ -1,0 +1,29 @@
+"""What every API's response comes down to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerChoice:
+    """One of the alternatives that a model generated. `token_ids` is what the body says, not checked yet."""
+
+    index: int
+    message: Mapping[str, Any]
+    finish_reason: str | None
+    token_ids: Sequence[Any] | None
+    logprobs: Sequence[float] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A response body, read. `prompt_token_ids` is what the body says, not checked yet."""
+
+    response_id: str | None
+    model: str | None
+    usage: Mapping[str, Any] | None
+    prompt_token_ids: Sequence[Any] | None
+    choices: tuple[AnswerChoice, ...]

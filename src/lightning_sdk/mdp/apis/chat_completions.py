@@ -1,0 +1,84 @@
+"""Chat completions: the request and response bodies of OpenAI's API, with vLLM's token ids."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lightning_sdk.errors import WireError
+from lightning_sdk.mdp.apis.answer import Answer, AnswerChoice
+
+
+def check_request(request: Any) -> None:
+    """See that a parsed request body holds messages.
+
+    Raises:
+        WireError: it does not.
+    """
+    messages = request.get("messages") if isinstance(request, dict) else None
+    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+        raise WireError("a chat request holds a list of messages, this one does not")
+
+
+def read_answer(response: Any) -> Answer:
+    """Read a parsed response body.
+
+    Raises:
+        WireError: it is not a chat completion.
+    """
+    pieces = response.get("choices") if isinstance(response, dict) else None
+    if not isinstance(pieces, list):
+        raise WireError("a chat completion holds a list of choices, this one does not")
+    choices = sorted(
+        (_read_choice(piece, position) for position, piece in enumerate(pieces)),
+        key=lambda choice: choice.index,
+    )
+    if len({choice.index for choice in choices}) < len(choices):
+        raise WireError("two choices of a chat completion have the same index")
+    usage = response.get("usage")
+    return Answer(
+        response_id=_text(response.get("id")),
+        model=_text(response.get("model")),
+        usage=usage if isinstance(usage, dict) else None,
+        prompt_token_ids=_prompt_token_ids(response, pieces),
+        choices=tuple(choices),
+    )
+
+
+def _read_choice(piece: Any, position: int) -> AnswerChoice:
+    message = piece.get("message") if isinstance(piece, dict) else None
+    if not isinstance(message, dict):
+        raise WireError(f"choice {position} of a chat completion holds no message")
+    index = piece.get("index", position)
+    if type(index) is not int or not 0 <= index < 2**31:
+        raise WireError(f"choice {position} of a chat completion has an index that is no small number")
+    token_ids = piece.get("token_ids")
+    return AnswerChoice(
+        index=index,
+        message=message,
+        finish_reason=_text(piece.get("finish_reason")),
+        token_ids=token_ids if isinstance(token_ids, list) else None,
+        logprobs=_logprobs(piece.get("logprobs")),
+    )
+
+
+def _prompt_token_ids(response: dict[str, Any], pieces: list[Any]) -> list[Any] | None:
+    # vLLM says them beside the choices; some versions and gateways inside the first one.
+    for holder in (response, *pieces[:1]):
+        token_ids = holder.get("prompt_token_ids")
+        if isinstance(token_ids, list):
+            return token_ids
+    return None
+
+
+def _logprobs(logprobs: Any) -> list[float] | None:
+    content = logprobs.get("content") if isinstance(logprobs, dict) else None
+    if content is None:
+        return None
+    try:
+        return [float(entry["logprob"]) for entry in content]
+    except (TypeError, KeyError, ValueError, OverflowError):
+        raise WireError("the log probabilities of a choice are not a list of numbers") from None
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) and value else None

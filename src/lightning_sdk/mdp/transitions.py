@@ -1,0 +1,187 @@
+"""One rollout's calls and rewards to transitions."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from lightning_sdk.mdp.binding import BoundReward
+from lightning_sdk.mdp.calls import CallView, ChoiceView, says_nothing
+from lightning_sdk.mdp.choices import ChoiceAt, Use, find_parents, find_uses
+from lightning_sdk.mdp.episode import DropReason, Fidelity, RolloutOutcome, Transition
+from lightning_sdk.mdp.rewards import RewardSum, returns_to_go
+
+_OBSERVATION_KEYS: Final = ("messages", "tools", "tool_choice", "response_format", "chat_template_kwargs")
+# A transition with one of these can still be learned from as text.
+_ONLY_WITHOUT_IDS: Final = frozenset({"no_token_ids", "id_check_failed"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutFacts:
+    """What all transitions of a rollout share."""
+
+    project: str
+    run_id: str
+    group_id: str
+    rollout_id: str | None
+    task_id: str | None
+    attempt: int
+    outcome: RolloutOutcome
+    split: str | None
+    metadata: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A call's place in the episode, shared by the transitions of all its choices."""
+
+    step: int
+    concurrent: bool
+    parent_call_id: str | None
+    next_call_id: str | None
+    terminated: bool
+    truncation_reason: str | None
+    return_to_go: float | None
+
+
+def build_transitions(
+    facts: RolloutFacts,
+    calls: Sequence[CallView],
+    concurrent: Sequence[bool],
+    rewards: Sequence[BoundReward],
+) -> list[Transition]:
+    """A transition for each choice of each call; one for a call that has no choice.
+
+    A reward that names no choice goes to the first choice that is known to be used, else to the first one.
+
+    Args:
+        facts: of the rollout.
+        calls: those that can be actions, in call order.
+        concurrent: for each call whether its place is known by the clock only.
+        rewards: bound to positions in `calls`; replaced ones count nowhere.
+    """
+    counted = [reward for reward in rewards if not reward.event.replaced]
+    parents = find_parents(calls)
+    named = {(reward.at, reward.event.choice) for reward in counted}
+    uses = find_uses(
+        calls, parents, {(at, choice) for at, choice in named if at is not None and choice is not None}
+    )
+    main = [_main_choice(at, call, uses) for at, call in enumerate(calls)]
+    sums: dict[ChoiceAt, RewardSum] = defaultdict(RewardSum)
+    values: list[list[float]] = [[] for _ in calls]
+    for reward in counted:
+        if reward.at is not None:
+            index = main[reward.at] if reward.event.choice is None else reward.event.choice
+            sums[reward.at, index].add(reward.event)
+            values[reward.at].append(reward.event.value)
+    to_go = returns_to_go(values) if counted else None
+
+    transitions = []
+    for at, call in enumerate(calls):
+        parent = parents[at]
+        last = at == len(calls) - 1
+        reason = _truncation_reason(facts.outcome, call, main[at]) if last else None
+        place = _Place(
+            step=at,
+            concurrent=concurrent[at],
+            parent_call_id=None if parent is None else calls[parent[0]].call_id,
+            next_call_id=None if last else calls[at + 1].call_id,
+            terminated=last and reason is None,
+            truncation_reason=reason,
+            return_to_go=None if to_go is None else to_go[at],
+        )
+        for choice in call.choices or (None,):
+            reward_sum = None
+            if counted:
+                reward_sum = sums.get((at, 0 if choice is None else choice.index)) or RewardSum()
+            use = "used" if choice is None else uses[at, choice.index]
+            transitions.append(_transition(facts, call, choice, place, use, reward_sum))
+    return transitions
+
+
+def _transition(
+    facts: RolloutFacts,
+    call: CallView,
+    choice: ChoiceView | None,
+    place: _Place,
+    use: Use,
+    reward_sum: RewardSum | None,
+) -> Transition:
+    known = choice is not None and choice.token_ids is not None
+    fidelity: Fidelity = "engine" if known else "text"
+    return Transition(
+        project=facts.project,
+        run_id=facts.run_id,
+        group_id=facts.group_id,
+        rollout_id=facts.rollout_id,
+        task_id=facts.task_id,
+        attempt=facts.attempt,
+        agent=call.agent,
+        invocation_id=call.scope_id,
+        step=place.step,
+        call_id=call.call_id,
+        choice=0 if choice is None else choice.index,
+        parent_call_id=place.parent_call_id,
+        next_call_id=place.next_call_id,
+        order="clock" if place.concurrent else "causal",
+        model=call.model,
+        policy=call.policy,
+        policy_version=call.policy_version,
+        policy_version_end=call.policy_version_end,
+        fidelity=fidelity,
+        start_ns=call.start_ns,
+        end_ns=call.end_ns,
+        observation=_observation(call.request),
+        sampling=call.sampling,
+        logprobs_mode=call.logprobs_mode,
+        action=None if choice is None else {"message": choice.message, "finish_reason": choice.finish_reason},
+        prompt_token_ids=call.prompt_token_ids,
+        response_token_ids=choice.token_ids if choice is not None else None,
+        response_logprobs=choice.logprobs if choice is not None and known else None,
+        reward=None if reward_sum is None else reward_sum.value,
+        reward_components=None if reward_sum is None else reward_sum.components,
+        reward_scopes=None if reward_sum is None else reward_sum.scopes,
+        return_to_go=place.return_to_go,
+        terminated=place.terminated,
+        truncated=place.truncation_reason is not None,
+        truncation_reason=place.truncation_reason,
+        outcome=facts.outcome,
+        drop_reason=_drop_reason(call, choice, use),
+        split=facts.split,
+        metadata=facts.metadata,
+    )
+
+
+def _main_choice(at: int, call: CallView, uses: Mapping[ChoiceAt, Use]) -> int:
+    for choice in call.choices:
+        if uses[at, choice.index] == "used":
+            return choice.index
+    return call.choices[0].index if call.choices else 0
+
+
+def _observation(request: Any) -> dict[str, Any]:
+    known = request if isinstance(request, dict) else {}
+    return {key: known.get(key) for key in _OBSERVATION_KEYS}
+
+
+def _truncation_reason(outcome: RolloutOutcome, call: CallView, main: int) -> str | None:
+    """Why the episode was cut short at its last call; None where it came to an end of its own."""
+    if outcome in ("cancelled", "lost", "running"):
+        return outcome
+    cut = any(choice.index == main and choice.finish_reason == "length" for choice in call.choices)
+    return "length" if outcome == "succeeded" and cut else None
+
+
+def _drop_reason(call: CallView, choice: ChoiceView | None, use: Use) -> DropReason | None:
+    """Why the transition cannot be learned from; what bars learning from it as text too comes first."""
+    if call.problem is not None and call.problem not in _ONLY_WITHOUT_IDS:
+        return call.problem
+    if choice is None or says_nothing(choice):
+        return "empty_response"
+    if use == "unused":
+        return "unused_choice"
+    if use == "unknown":
+        return "ambiguous_choice"
+    return call.problem
