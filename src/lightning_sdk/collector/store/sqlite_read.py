@@ -1,0 +1,143 @@
+"""The read side of the SQLite store: short read transactions beside the writer, none longer than one page."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Final
+
+from lightning_sdk._proto.read_pb2 import RolloutQuery, RolloutRecords, RolloutSummary, Stats
+from lightning_sdk.collector.store.base import SourcedRollout, to_sourced
+from lightning_sdk.collector.store.schema import KINDS, SCHEMA_VERSION, open_reader, store_error
+from lightning_sdk.collector.store.sqlite_append import STATE_COLUMNS
+from lightning_sdk.collector.store.summary import RolloutState
+
+_PAGE_ROLLOUTS: Final = 256
+_KIND_PREFIX: Final = "ro_"
+# Greater than every character that may follow a prefix.
+_LAST_CHARACTER: Final = "\U0010ffff"
+
+_RECORDS: Final = (
+    "SELECT p.producer, r.seq, r.payload FROM records r JOIN producers p ON p.no = r.producer "
+    "WHERE r.rollout = ? ORDER BY r.start_ns, r.order_, r.producer, r.seq"
+)
+_TOKENS: Final = (
+    "SELECT p.producer, t.seq, t.payload FROM records t JOIN producers p ON p.no = t.producer "
+    "WHERE t.kind = :tokens AND t.rollout IS NOT :no AND t.call_id IN ("
+    "SELECT call_id FROM records WHERE rollout = :no AND kind = :call AND call_id IS NOT NULL "
+    "UNION SELECT endpoint_call_id FROM records WHERE rollout = :no AND kind = :call "
+    "AND endpoint_call_id IS NOT NULL) ORDER BY t.start_ns, t.order_, t.producer, t.seq"
+)
+
+
+class SqliteReader:
+    """Reads a store that this or another process may be writing. See `RecordReader`.
+
+    Each iterator has a connection of its own, so that iterators never wait for each other or for the writer.
+
+    Raises:
+        StoreError: there is no store that this version can read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        open_reader(path).close()
+
+    def list_rollouts(self, query: RolloutQuery) -> Iterator[RolloutSummary]:
+        """See `RecordReader.list_rollouts`."""
+        with closing(open_reader(self._path)) as connection:
+            numbers = self._matching(connection, query)
+            for first in range(0, len(numbers), _PAGE_ROLLOUTS):
+                page = numbers[first : first + _PAGE_ROLLOUTS]
+                states = self._states(connection, page)
+                yield from (states[no].to_message() for no in page if no in states)
+
+    def read_rollouts(self, query: RolloutQuery) -> Iterator[SourcedRollout]:
+        """See `RecordReader.read_rollouts`."""
+        return map(to_sourced, self.read_stored(query))
+
+    def read_stored(self, query: RolloutQuery) -> Iterator[RolloutRecords]:
+        """See `Store.read_stored`."""
+        with closing(open_reader(self._path)) as connection:
+            for no in reversed(self._matching(connection, query)):
+                try:
+                    rollout = _read_rollout(connection, no)
+                except sqlite3.Error as error:
+                    raise store_error(error, self._path, "read") from error
+                if rollout is not None:
+                    yield rollout
+
+    def stats(self) -> Stats:
+        """See `RecordReader.stats`."""
+        with closing(open_reader(self._path)) as connection:
+            try:
+                counters = dict(connection.execute("SELECT name, value FROM counters").fetchall())
+            except sqlite3.Error as error:
+                raise store_error(error, self._path, "read") from error
+        return Stats(counters=counters, store=str(self._path), schema_version=SCHEMA_VERSION)
+
+    def close(self) -> None:
+        """Nothing is held: an iterator closes its own connection when it ends or is closed."""
+
+    def _matching(self, connection: sqlite3.Connection, query: RolloutQuery) -> list[int]:
+        """Numbers of the rollouts that the query asks for, newest first."""
+        conditions, values = _conditions(query)
+        limit = query.limit or -1
+        try:
+            rows = connection.execute(
+                f"SELECT no FROM rollouts WHERE {conditions} ORDER BY start_ns DESC, no DESC LIMIT :limit",
+                {**values, "limit": limit},
+            ).fetchall()
+        except sqlite3.Error as error:
+            raise store_error(error, self._path, "read") from error
+        return [no for (no,) in rows]
+
+    def _states(self, connection: sqlite3.Connection, numbers: list[int]) -> dict[int, RolloutState]:
+        marks = ", ".join("?" * len(numbers))
+        try:
+            rows = connection.execute(
+                f"SELECT no, {STATE_COLUMNS} FROM rollouts WHERE no IN ({marks})", numbers
+            ).fetchall()
+        except sqlite3.Error as error:
+            raise store_error(error, self._path, "read") from error
+        return {row[0]: RolloutState(*row[1:]) for row in rows}
+
+
+def _conditions(query: RolloutQuery) -> tuple[str, dict[str, Any]]:
+    conditions = ["1"]
+    values: dict[str, Any] = {}
+    for name in ("project", "run_id", "task_id"):
+        value = getattr(query, name)
+        if value:
+            conditions.append(f"{name} = :{name}")
+            values[name] = value
+    if query.rollout_id_prefixes:
+        prefixes = set(query.rollout_id_prefixes)
+        prefixes |= {_KIND_PREFIX + prefix for prefix in prefixes if not prefix.startswith(_KIND_PREFIX)}
+        # One parameter for any number of prefixes; each is a range of the index on rollout_id.
+        conditions.append(
+            "no IN (SELECT found.no FROM json_each(:prefixes) AS prefix CROSS JOIN rollouts AS found "
+            "ON found.rollout_id >= prefix.value AND found.rollout_id < prefix.value || :last)"
+        )
+        values |= {"prefixes": json.dumps(sorted(prefixes)), "last": _LAST_CHARACTER}
+    return " AND ".join(conditions), values
+
+
+def _read_rollout(connection: sqlite3.Connection, no: int) -> RolloutRecords | None:
+    """A rollout's summary and records, of one moment."""
+    connection.execute("BEGIN")
+    try:
+        row = connection.execute(f"SELECT {STATE_COLUMNS} FROM rollouts WHERE no = ?", (no,)).fetchone()
+        if row is None:
+            return None
+        rollout = RolloutRecords(summary=RolloutState(*row).to_message())
+        kinds = {"no": no, "call": KINDS["call"], "tokens": KINDS["tokens"]}
+        for cursor in (connection.execute(_RECORDS, (no,)), connection.execute(_TOKENS, kinds)):
+            for producer, seq, payload in cursor:
+                rollout.records.add(producer=producer, seq=seq, record=payload)
+        return rollout
+    finally:
+        connection.execute("COMMIT")
