@@ -1,0 +1,113 @@
+"""What a fork must do to the spool: the child starts anew, and keeps no lock of its parent.
+
+A `flock` belongs to the open file, which parent and child share: as long as the child has the descriptor,
+the lock outlives the parent, and nobody could adopt what the parent left. So every file on which a lock
+is held is an `OwnedFile`, and the child closes them all. gRPC does not survive a fork: a child whose parent
+had loaded it must never touch it, which `grpc_is_inherited` tells.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import Final, Protocol
+from weakref import WeakSet
+
+# How long a fork waits for another thread that opens a file or imports gRPC.
+_FORK_WAIT_S: Final = 5.0
+
+
+class Forkable(Protocol):
+    """Something that must be told of a fork."""
+
+    def after_fork_in_parent(self) -> None:
+        """A child was made."""
+
+    def after_fork_in_child(self) -> None:
+        """We are the child: other threads are gone, and every `OwnedFile` is closed."""
+
+
+# Reentrant, because a finaliser that runs in the middle may open a file, or fork.
+_guard = threading.RLock()
+_owned: set[OwnedFile] = set()
+_forkables: WeakSet[Forkable] = WeakSet()
+_guarded = False
+_grpc_inherited = False
+
+
+def undivided() -> threading.RLock:
+    """The lock to hold around what a fork must not cut in two.
+
+    That is opening a file before it is known here, and importing gRPC: a child that inherits a half-done
+    import would wait for ever for the thread that did it.
+    """
+    return _guard
+
+
+class OwnedFile:
+    """An open file whose lock is this process's alone: closed in a forked child."""
+
+    def __init__(self, path: Path, flags: int, mode: int = 0o600) -> None:
+        """Open it; a symbolic link is refused.
+
+        Raises:
+            OSError: as `os.open`.
+        """
+        with _guard:
+            # Without O_NONBLOCK a named pipe in the directory would hold us up for ever.
+            self.fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, mode)
+            _owned.add(self)
+
+    def close(self) -> None:
+        """Close it, which gives up the lock; idempotent. `fd` is -1 from then on."""
+        with _guard:
+            fd, self.fd = self.fd, -1
+            _owned.discard(self)
+            if fd >= 0:
+                os.close(fd)
+
+
+def watch_forks(subject: Forkable) -> None:
+    """Tell `subject` of every fork, as long as it lives."""
+    _forkables.add(subject)
+
+
+def grpc_is_inherited() -> bool:
+    """Whether this process was forked from one that had loaded gRPC, and so must not use it."""
+    return _grpc_inherited
+
+
+def _before() -> None:
+    global _guarded
+    _guarded = _guard.acquire(timeout=_FORK_WAIT_S)
+
+
+def _release() -> None:
+    global _guarded
+    if _guarded:
+        _guarded = False
+        _guard.release()
+
+
+def _after_in_parent() -> None:
+    _release()
+    for subject in list(_forkables):
+        subject.after_fork_in_parent()
+
+
+def _after_in_child() -> None:
+    global _guard, _grpc_inherited
+    _grpc_inherited = _grpc_inherited or "grpc" in sys.modules
+    if _guarded:
+        _release()
+    else:
+        _guard = threading.RLock()
+    for file in list(_owned):
+        file.close()
+    for subject in list(_forkables):
+        subject.after_fork_in_child()
+
+
+os.register_at_fork(before=_before, after_in_parent=_after_in_parent, after_in_child=_after_in_child)
