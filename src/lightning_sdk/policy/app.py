@@ -1,0 +1,219 @@
+"""The routes of the endpoint, as a Starlette application over one `ChatService`."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+import orjson
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import Send
+
+from lightning_sdk.plugins import CALL_ID_HEADER
+from lightning_sdk.policy import responses
+from lightning_sdk.policy.chat import Answer, ChatService
+from lightning_sdk.policy.errors import ApiError, internal, invalid, model_not_found, unauthorized
+from lightning_sdk.policy.protocol import parse_chat_request
+from lightning_sdk.policy.recording import choose_call_id
+
+_log = logging.getLogger(__name__)
+
+_MAX_BODY_BYTES = 32 << 20
+
+_Handler = Callable[[Request], Awaitable[Response]]
+_T = TypeVar("_T")
+
+
+class _ClientGoneError(Exception):
+    """The client closed its connection."""
+
+
+def make_app(service: ChatService, *, token: str | None = None) -> Starlette:
+    """The application.
+
+    Args:
+        service: what answers.
+        token: the bearer token that every route but /health asks for; None: none is needed.
+    """
+    routes = _Routes(service)
+
+    def guarded(handler: _Handler) -> _Handler:
+        async def handle(request: Request) -> Response:
+            if token is not None:
+                _check_token(request, token)
+            return await handler(request)
+
+        return handle
+
+    return Starlette(
+        routes=[
+            Route("/v1/chat/completions", guarded(routes.chat_completions), methods=["POST"]),
+            Route("/v1/models", guarded(routes.models), methods=["GET"]),
+            Route("/v1/models/{model:path}", guarded(routes.model), methods=["GET"]),
+            Route("/health", routes.health, methods=["GET"]),
+        ],
+        exception_handlers={
+            ApiError: _answer_refusal,
+            HTTPException: _answer_http_error,
+            Exception: _answer_failure,
+        },
+    )
+
+
+class _Routes:
+    def __init__(self, service: ChatService) -> None:
+        self._service = service
+
+    async def chat_completions(self, request: Request) -> Response:
+        call_id = choose_call_id(request.headers.get(CALL_ID_HEADER))
+        headers = {CALL_ID_HEADER: call_id}
+        try:
+            _check_content_type(request)
+            asked = parse_chat_request(await _read_body(request))
+            answer = self._service.begin(asked, call_id)
+            if asked.stream:
+                return await self._stream(request, answer, headers)
+            body = await _unless_gone(request, self._service.complete(answer))
+            return _json(body, headers=headers)
+        except _ClientGoneError:
+            return Response(status_code=499, headers=headers)
+        except ApiError as error:
+            error.headers.update(headers)
+            raise
+
+    async def _stream(self, request: Request, answer: Answer, headers: Mapping[str, str]) -> Response:
+        chunks = self._service.stream(answer)
+        try:
+            first = await _unless_gone(request, anext(chunks))
+        except BaseException:
+            await chunks.aclose()
+            raise
+        return _EventStream(_events(first, chunks), headers=headers, media_type="text/event-stream")
+
+    async def models(self, request: Request) -> Response:
+        service = self._service
+        return _json(responses.model_list(service.model, service.created_s, service.engine.context_length))
+
+    async def model(self, request: Request) -> Response:
+        service = self._service
+        if request.path_params["model"] != service.model:
+            raise model_not_found(request.path_params["model"], service.model)
+        return _json(responses.model_card(service.model, service.created_s, service.engine.context_length))
+
+    async def health(self, request: Request) -> Response:
+        service = self._service
+        load = service.engine.load
+        return _json(
+            {
+                "status": "ok",
+                "running": load.running,
+                "waiting": load.waiting,
+                "policy_version": service.engine.policy_version,
+                "token_records_lost": service.recorder.failures,
+            }
+        )
+
+
+class _EventStream(StreamingResponse):
+    """A stream whose source is closed at once when the client is gone, not when garbage is collected."""
+
+    body_iterator: AsyncGenerator[bytes, None]
+
+    async def stream_response(self, send: Send) -> None:
+        async with aclosing(self.body_iterator):
+            await super().stream_response(send)
+
+
+async def _events(
+    first: dict[str, Any], rest: AsyncGenerator[dict[str, Any], None]
+) -> AsyncGenerator[bytes, None]:
+    async with aclosing(rest):
+        try:
+            yield _event(first)
+            async for chunk in rest:
+                yield _event(chunk)
+        except ApiError as error:
+            yield _event(error.body())
+        except Exception as error:
+            _log.exception("a stream failed")
+            yield _event(internal(error).body())
+    yield b"data: [DONE]\n\n"
+
+
+def _event(data: Mapping[str, Any]) -> bytes:
+    return b"data: " + orjson.dumps(data) + b"\n\n"
+
+
+async def _unless_gone(request: Request, work: Coroutine[Any, Any, _T]) -> _T:
+    """The result of `work`, which is cancelled when the client goes away first.
+
+    Raises:
+        _ClientGoneError: it did.
+    """
+    working = asyncio.ensure_future(work)
+    watching = asyncio.ensure_future(_disconnected(request))
+    try:
+        await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise _ClientGoneError
+        return working.result()
+    finally:
+        for task in (working, watching):
+            task.cancel()
+        await asyncio.gather(working, watching, return_exceptions=True)
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _check_token(request: Request, token: str) -> None:
+    scheme, _, given = request.headers.get("authorization", "").partition(" ")
+    if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), token.encode()):
+        raise unauthorized()
+
+
+def _check_content_type(request: Request) -> None:
+    # A web page can send other types to a loopback port without asking the browser; JSON it cannot.
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise invalid(f"content-type is {kind or 'missing'}, expected application/json")
+
+
+async def _read_body(request: Request) -> bytes:
+    body = bytearray()
+    async for piece in request.stream():
+        body += piece
+        if len(body) > _MAX_BODY_BYTES:
+            raise ApiError(413, f"the body is larger than {_MAX_BODY_BYTES} bytes", code="body_too_large")
+    return bytes(body)
+
+
+def _json(
+    body: Mapping[str, Any], *, status: int = 200, headers: Mapping[str, str] | None = None
+) -> Response:
+    return Response(orjson.dumps(body), status, headers=headers, media_type="application/json")
+
+
+async def _answer_refusal(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return _json(error.body(), status=error.status, headers=error.headers)
+
+
+async def _answer_http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    refusal = ApiError(error.status_code, f"{request.method} {request.url.path}: {error.detail}")
+    return _json(refusal.body(), status=error.status_code, headers=error.headers)
+
+
+async def _answer_failure(request: Request, error: Exception) -> Response:
+    return await _answer_refusal(request, internal(error))

@@ -1,0 +1,115 @@
+"""What the endpoint needs of an engine: a tokenizer, and generation that several callers await at once.
+
+`transformers_engine` is the one on torch; another (vLLM) implements the same two protocols.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+# "abort": its caller gave up before it was done.
+FinishReason = Literal["stop", "length", "abort"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How to sample, every value decided.
+
+    The log probabilities of sampled tokens are of ``log_softmax(logits / temperature)`` over the whole
+    vocabulary, before `top_p` cuts it; at temperature 0 (greedy) of ``log_softmax(logits)``.
+    """
+
+    temperature: float
+    top_p: float
+    # Choice i draws from a generator of its own, seeded by (seed, i), so that a seed repeats all choices.
+    seed: int
+    max_tokens: int
+    # Sampling ends with the token that completes one of them; the text ends before it.
+    stop: tuple[str, ...] = ()
+    # How many likeliest tokens to tell beside each sampled one.
+    top_logprobs: int = 0
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the likeliest token is always taken."""
+        return self.temperature == 0
+
+    @property
+    def logprobs_mode(self) -> Literal["processed", "raw"]:
+        """What the log probabilities are of, in the words of a Tokens record."""
+        return "raw" if self.greedy else "processed"
+
+
+@dataclass(frozen=True, slots=True)
+class SampledToken:
+    """One sampled token, with the likeliest tokens at its place where they were asked for."""
+
+    id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What one choice gained. `text` is final: no stop string can begin in it any more."""
+
+    choice: int
+    tokens: tuple[SampledToken, ...]
+    text: str
+    finish_reason: FinishReason | None
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How busy the engine is, in choices."""
+
+    running: int
+    waiting: int
+
+
+class Tokenizer(Protocol):
+    """A model's tokenizer with its chat template."""
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of these ids."""
+
+    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None) -> str:
+        """Messages and tools through the chat template, up to where the assistant's turn begins.
+
+        Raises:
+            ValueError: the template refuses them; the message says why.
+        """
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of rendered text: special tokens are recognised, none are added."""
+
+
+class Engine(Protocol):
+    """Samples from one causal language model."""
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+
+    @property
+    def context_length(self) -> int:
+        """Tokens of prompt and answer together that the model can attend to."""
+
+    @property
+    def policy_version(self) -> int:
+        """Of the weights that sample now: 0 for what was loaded, larger with each update."""
+
+    @property
+    def load(self) -> Load:
+        """How busy it is."""
+
+    def generate(self, prompt: Sequence[int], n: int, params: SamplingParams) -> AsyncGenerator[Delta, None]:
+        """Sample `n` answers to a prompt; each choice's last delta has a finish reason.
+
+        Closing the generator gives up what is not finished, and frees its places.
+
+        Raises:
+            ApiError: the queue is full, or the engine failed or is shutting down.
+        """

@@ -1,0 +1,170 @@
+"""`lsdk serve`: a model directory becomes an HTTP endpoint, until a signal ends it."""
+
+from __future__ import annotations
+
+import ipaddress
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Literal
+
+import uvicorn
+
+from lightning_sdk.client.config import Config
+from lightning_sdk.client.producer import Producer
+from lightning_sdk.errors import ConfigError
+from lightning_sdk.policy.app import make_app
+from lightning_sdk.policy.chat import ChatService
+from lightning_sdk.policy.recording import TokenRecorder
+
+if TYPE_CHECKING:
+    from lightning_sdk.policy.transformers_engine import TransformersEngine
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeOptions:
+    """What `lsdk serve` was asked for."""
+
+    model: Path
+    host: str = "127.0.0.1"
+    port: int = 8317
+    # The model's id in the API; None: the directory's name.
+    name: str | None = None
+    # The policy's name in the records; None: the model's id.
+    policy: str | None = None
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    threads: int | None = None
+    max_batch: int = 16
+    max_queue: int = 256
+    # The bearer token that clients must send; None: none is needed.
+    token: str | None = None
+
+
+def serve(options: ServeOptions, config: Config, *, on_ready: Callable[[str], None]) -> None:
+    """Load, listen and answer until SIGTERM or SIGINT; then finish what runs, and return.
+
+    Args:
+        options: what to serve, and where.
+        config: where token records go.
+        on_ready: called once with the base URL for clients, when it answers.
+
+    Raises:
+        ConfigError: the model does not load, the port is taken, or the host is open without a token.
+    """
+    _check_exposure(options.host, options.token)
+    _check_model_directory(options.model)
+    name = options.name or options.model.resolve().name
+    # Before the model is loaded: a port that is taken should not cost half a minute.
+    with _listen(options.host, options.port) as listener:
+        engine = _load(options)
+        producer = Producer(config.spool_dir, destination=config.endpoint or "", token=config.token)
+        try:
+            service = ChatService(engine, TokenRecorder(producer, options.policy or name), name)
+            app = make_app(service, token=options.token)
+            settings = uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off")
+            with _signals_end_quietly():
+                _Server(settings, lambda: on_ready(_base_url(listener))).run(sockets=[listener])
+        finally:
+            engine.close()
+            producer.close()
+
+
+class _Server(uvicorn.Server):
+    """A server that says when it answers."""
+
+    def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._on_ready = on_ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=sockets)
+        self._on_ready()
+
+
+def _load(options: ServeOptions) -> TransformersEngine:
+    missing = [name for name in ("torch", "transformers") if find_spec(name) is None]
+    if missing:
+        raise ConfigError(
+            f"serving a model needs {' and '.join(missing)}: pip install 'agent-lightning-sdk[torch]'"
+        )
+    from lightning_sdk.policy.transformers_engine import load_engine
+
+    return load_engine(
+        options.model,
+        device=options.device,
+        dtype=options.dtype,
+        threads=options.threads,
+        max_batch=options.max_batch,
+        max_queue=options.max_queue,
+    )
+
+
+def _check_model_directory(model: Path) -> None:
+    if not model.is_dir():
+        raise ConfigError(
+            f"{model} is no directory: expected a local Hugging Face model (nothing is downloaded)"
+        )
+    if not (model / "config.json").is_file():
+        raise ConfigError(f"{model} has no config.json: expected a Hugging Face model directory")
+
+
+def _check_exposure(host: str, token: str | None) -> None:
+    if token == "":
+        raise ConfigError("the token is empty: give one, or leave --token out")
+    if token is not None or host == "localhost":
+        return
+    try:
+        loopback = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        loopback = False
+    if not loopback:
+        raise ConfigError(
+            f"--host {host} can be reached from other machines: give a --token that clients must send, "
+            "or keep to 127.0.0.1"
+        )
+
+
+@contextmanager
+def _listen(host: str, port: int) -> Iterator[socket.socket]:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            # From now on a second server on the port fails; connections wait until the model is loaded.
+            listener.listen()
+            yield listener
+        finally:
+            listener.close()
+    except OSError as error:
+        raise ConfigError(
+            f"cannot listen on {host}:{port} ({error.strerror or error}): choose another --port or --host"
+        ) from error
+
+
+def _base_url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    return f"http://{shown}:{port}/v1"
+
+
+@contextmanager
+def _signals_end_quietly() -> Iterator[None]:
+    """Uvicorn finishes what runs on SIGTERM and SIGINT, then raises the signal again: let that be nothing."""
+
+    def ignore(number: int, frame: FrameType | None) -> None:
+        return
+
+    before = {number: signal.signal(number, ignore) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
