@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 from lightning_sdk.errors import WireError
 from lightning_sdk.records import Record, checksum, parse_record
@@ -24,7 +24,18 @@ def check_producer(producer: bytes) -> None:
         raise WireError(f"a producer id has {PRODUCER_BYTES} bytes, not {len(producer)}")
 
 
-def admit(data: bytes, expected_checksum: int) -> Record:
+class Admitted(NamedTuple):
+    """A record that may be stored, with what an index needs of it; ids are empty where there is none."""
+
+    record: Record
+    # Name of its body in records.proto.
+    kind: str
+    # The ids by which calls and tokens meet: of the call, and the endpoint's own if it differs.
+    call_id: str
+    endpoint_call_id: str
+
+
+def admit(data: bytes, expected_checksum: int) -> Admitted:
     """The record in a frame.
 
     Raises:
@@ -36,22 +47,18 @@ def admit(data: bytes, expected_checksum: int) -> Record:
             f"not {expected_checksum:08x} as the frame says"
         )
     record = parse_record(data)
-    for name in ("order", "start_ns", "end_ns"):
-        if getattr(record, name) > MAX_INT:
-            raise WireError(f"{name} is beyond 63 bits")
+    if record.order > MAX_INT or record.start_ns > MAX_INT or record.end_ns > MAX_INT:
+        raise WireError("an order or a time is beyond 63 bits")
     if len(record.rollout_id) > MAX_ID_CHARACTERS:
         raise WireError(
             f"a rollout_id of {len(record.rollout_id)} characters, of at most {MAX_ID_CHARACTERS}"
         )
-    if any(len(call_id) > MAX_ID_CHARACTERS for call_id in call_ids(record)):
+    kind = record.WhichOneof("body") or ""
+    call_id = endpoint_call_id = ""
+    if kind == "call":
+        call_id, endpoint_call_id = record.call.call_id, record.call.endpoint_call_id
+    elif kind == "tokens":
+        call_id = record.tokens.call_id
+    if len(call_id) > MAX_ID_CHARACTERS or len(endpoint_call_id) > MAX_ID_CHARACTERS:
         raise WireError(f"a call id of more than {MAX_ID_CHARACTERS} characters")
-    return record
-
-
-def call_ids(record: Record) -> tuple[str, str]:
-    """The ids by which calls and tokens meet: call id, and the endpoint's own if it differs; else empty."""
-    if record.HasField("call"):
-        return record.call.call_id, record.call.endpoint_call_id
-    if record.HasField("tokens"):
-        return record.tokens.call_id, ""
-    return "", ""
+    return Admitted(record, kind, call_id, endpoint_call_id)

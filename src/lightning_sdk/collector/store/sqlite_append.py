@@ -9,11 +9,12 @@ from __future__ import annotations
 import sqlite3
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass, fields
+from operator import attrgetter
 from typing import Any, Final
 
 from lightning_sdk._proto.ingest_pb2 import Ack, Frame
-from lightning_sdk.collector.store.admission import MAX_INT, admit, call_ids, check_producer
+from lightning_sdk.collector.store.admission import MAX_INT, Admitted, admit, check_producer
 from lightning_sdk.collector.store.schema import KINDS
 from lightning_sdk.collector.store.summary import RolloutState
 from lightning_sdk.errors import WireError
@@ -22,10 +23,12 @@ from lightning_sdk.records import Record
 _CALL: Final = KINDS["call"]
 _MAX_REASON_CHARACTERS: Final = 500
 
-STATE_COLUMNS: Final = ", ".join(field.name for field in fields(RolloutState))
-_SET_STATE: Final = ", ".join(f"{field.name} = ?" for field in fields(RolloutState))
+_STATE_NAMES: Final = [field.name for field in fields(RolloutState)]
+_state_values: Final = attrgetter(*_STATE_NAMES)
+STATE_COLUMNS: Final = ", ".join(_STATE_NAMES)
+_SET_STATE: Final = ", ".join(f"{name} = ?" for name in _STATE_NAMES)
 _INSERT_ROLLOUT: Final = (
-    f"INSERT INTO rollouts ({STATE_COLUMNS}) VALUES ({', '.join('?' * len(fields(RolloutState)))})"
+    f"INSERT INTO rollouts ({STATE_COLUMNS}) VALUES ({', '.join('?' * len(_STATE_NAMES))})"
 )
 _INSERT_RECORD: Final = (
     "INSERT INTO records (producer, seq, checksum, rollout, attempt, kind, call_id, endpoint_call_id, "
@@ -97,7 +100,7 @@ class AppendTransaction:
             state = touched.state
             state.revision += 1
             state.complete = state.ended and self._all_left(touched)
-            execute(f"UPDATE rollouts SET {_SET_STATE} WHERE no = ?", (*astuple(state), touched.no))
+            execute(f"UPDATE rollouts SET {_SET_STATE} WHERE no = ?", (*_state_values(state), touched.no))
         for name, value in self._counts.items():
             execute("UPDATE counters SET value = value + ? WHERE name = ?", (value, name))
 
@@ -128,13 +131,13 @@ class AppendTransaction:
             return
         data = frame.record
         try:
-            record = admit(data, frame.checksum)
+            admitted = admit(data, frame.checksum)
         except WireError as error:
             self._bury(source, frame, refused=True, reason=str(error))
             self._counts["refused"] += 1
             ack.refusals.add(seq=frame.seq, reason=str(error))
             return
-        self._store(source, frame, record, data)
+        self._store(source, frame, admitted, data)
 
     def _place_out_of_turn(self, source: _Source, frame: Frame, ack: Ack) -> None:
         """A number that may be taken, or that leaves or closes a gap."""
@@ -172,10 +175,10 @@ class AppendTransaction:
         """A frame for a place that holds a tombstone: the record may have been found after all."""
         data = frame.record
         try:
-            record = None if frame.lost_reason else admit(data, frame.checksum)
+            admitted = None if frame.lost_reason else admit(data, frame.checksum)
         except WireError:
-            record = None
-        if record is None:
+            admitted = None
+        if admitted is None:
             self._counts["duplicates"] += 1
             if refused:
                 ack.refusals.add(seq=frame.seq, reason=reason)
@@ -185,7 +188,7 @@ class AppendTransaction:
         )
         self._counts["tombstones"] -= 1
         self._counts["recovered"] += 1
-        self._store(source, frame, record, data)
+        self._store(source, frame, admitted, data)
 
     def _end_of_run(self, source: _Source, seq: int) -> int:
         """The number before the first gap after `seq`, which is filled."""
@@ -211,9 +214,8 @@ class AppendTransaction:
         )
         self._counts["tombstones"] += 1
 
-    def _store(self, source: _Source, frame: Frame, record: Record, data: bytes) -> None:
-        kind = record.WhichOneof("body") or ""
-        call_id, endpoint_call_id = call_ids(record)
+    def _store(self, source: _Source, frame: Frame, admitted: Admitted, data: bytes) -> None:
+        record, kind, call_id, endpoint_call_id = admitted
         rollout_no = None
         if record.rollout_id:
             touched = self._touch(record.rollout_id)
@@ -255,7 +257,7 @@ class AppendTransaction:
             ).fetchone()
             if row is None:
                 state = RolloutState(rollout_id)
-                cursor = self._connection.execute(_INSERT_ROLLOUT, astuple(state))
+                cursor = self._connection.execute(_INSERT_ROLLOUT, _state_values(state))
                 self._counts["rollouts"] += 1
                 touched = _Touched(int(cursor.lastrowid or 0), state)
             else:
