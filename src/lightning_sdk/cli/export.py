@@ -1,0 +1,146 @@
+"""`lsdk export`: stored rollouts into a backend."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.table import Table
+from rich.text import Text
+
+from lightning_sdk._proto.read_pb2 import RolloutQuery
+from lightning_sdk.cli import wording
+from lightning_sdk.cli.backends import load_backend
+from lightning_sdk.cli.console import counted, print_json, show
+from lightning_sdk.cli.example import example
+from lightning_sdk.cli.grouping import Snapshot
+from lightning_sdk.cli.reading import Source, filter_options, json_option, source_options
+from lightning_sdk.errors import ConfigError, PluginError
+from lightning_sdk.plugins import BACKENDS, Backend, Report, find
+
+# Options of a backend that have a name of their own on the command line.
+_NAMED = {"format": "--format", "out": "--out"}
+
+
+@click.command(
+    epilog=example(
+        "lsdk export --out train.jsonl",
+        "lsdk export --backend jsonl --format transitions --out train.jsonl --project search-agent",
+    )
+)
+@click.option(
+    "--backend", "name", default="jsonl", show_default=True, help="Which one; `lsdk backends` lists them."
+)
+@click.option("--format", "format_", metavar="NAME", help="What the backend writes, such as transitions.")
+@click.option("--out", type=click.Path(path_type=Path), metavar="PATH", help="Where the backend writes.")
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Another option of the backend; the value is JSON, or else text. Repeatable.",
+)
+@source_options
+@filter_options
+@json_option
+def command(
+    source: Source,
+    query: RolloutQuery,
+    name: str,
+    format_: str | None,
+    out: Path | None,
+    settings: Sequence[str],
+    as_json: bool,
+) -> None:
+    """Write a dataset with a backend.
+
+    Rollouts are read oldest first and given to the backend in groups: those of one task in one run.
+    """
+    options = {"format": format_, "out": out, **_parse(settings)}
+    backend = _make(name, {key: value for key, value in options.items() if value is not None})
+    with source.reader() as reader:
+        snapshot = Snapshot(reader, query)
+        if not snapshot.rollouts:
+            raise click.UsageError("there is no rollout to export: `lsdk rollouts` lists what there is")
+        report = backend.consume(
+            snapshot.groups(lambda rollouts: counted(rollouts, "exporting", snapshot.rollouts))
+        )
+    if as_json:
+        print_json(_to_json(report, snapshot))
+    else:
+        _print(report, snapshot)
+
+
+def _parse(settings: Sequence[str]) -> dict[str, Any]:
+    options: dict[str, Any] = {}
+    for setting in settings:
+        key, separator, value = setting.partition("=")
+        if not separator or not key:
+            raise click.UsageError(f"--set takes KEY=VALUE, not {setting!r}")
+        if key in _NAMED:
+            raise click.UsageError(f"say {_NAMED[key]} {value} instead of --set {setting}")
+        try:
+            options[key] = json.loads(value)
+        except ValueError:
+            options[key] = value
+    return options
+
+
+def _make(name: str, options: Mapping[str, Any]) -> Backend:
+    """The backend called `name`, with its options; every problem is one sentence."""
+    backend = load_backend(find(BACKENDS, name))
+    problem = backend.missing()
+    if problem is not None:
+        raise PluginError(f"backend {name!r} is not usable: {problem}")
+    if backend.mode != "offline":
+        raise ConfigError(
+            f"backend {name!r} is {backend.mode}: it cannot take stored rollouts, only its own policy's"
+        )
+    _check_options(name, backend, options)
+    return backend(**options)
+
+
+def _check_options(name: str, backend: type, options: Mapping[str, Any]) -> None:
+    parameters = inspect.signature(backend).parameters.values()
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return
+    taken = [parameter.name for parameter in parameters]
+    for option in options:
+        if option not in taken:
+            known = ", ".join(taken) or "none"
+            raise ConfigError(f"backend {name!r} has no option {option!r}; its options are {known}")
+    for parameter in parameters:
+        if parameter.default is parameter.empty and parameter.name not in options:
+            how = _NAMED.get(parameter.name, f"--set {parameter.name}=")
+            raise ConfigError(f"backend {name!r} needs the option {parameter.name!r}: give it with {how}")
+
+
+def _to_json(report: Report, snapshot: Snapshot) -> dict[str, Any]:
+    return {
+        "rollouts": snapshot.rollouts,
+        "groups": snapshot.handed_on,
+        "outputs": {name: str(path) for name, path in report.outputs.items()},
+        "metrics": dict(report.metrics),
+        "dropped": dict(report.dropped),
+    }
+
+
+def _print(report: Report, snapshot: Snapshot) -> None:
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    table.add_row(
+        "read",
+        f"{wording.count(snapshot.rollouts, 'rollout')} in {wording.count(snapshot.handed_on, 'group')}",
+    )
+    for name, path in report.outputs.items():
+        table.add_row(name, Text(str(path), style="cyan"))
+    for name, value in report.metrics.items():
+        table.add_row(name, f"{value:,.4g}" if value % 1 else f"{value:,.0f}")
+    if report.dropped:
+        table.add_row("dropped", Text(wording.tally(report.dropped), style="yellow"))
+    show(table)

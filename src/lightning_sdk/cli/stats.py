@@ -1,0 +1,132 @@
+"""`lsdk stats`: sums."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import click
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from lightning_sdk._proto.read_pb2 import RolloutQuery, Stats
+from lightning_sdk.cli import wording
+from lightning_sdk.cli.console import counted, print_json, remark, show
+from lightning_sdk.cli.example import example
+from lightning_sdk.cli.reading import Source, call_views, filter_options, json_option, load, source_options
+from lightning_sdk.cli.spool_state import SpoolState, inspect_spool
+from lightning_sdk.cli.summing import Sums
+
+
+@click.command(
+    epilog=example("lsdk stats --project search-agent", "lsdk stats --json | jq .transitions.dropped")
+)
+@source_options
+@filter_options
+@json_option
+def command(source: Source, query: RolloutQuery, as_json: bool) -> None:
+    """Sum up what was recorded, and what of it can be used."""
+    sums = Sums()
+    with source.reader() as reader:
+        for loaded in counted(load(reader, query), "reading rollouts"):
+            sums.add(loaded.episode, call_views(loaded.records))
+        store = reader.stats()
+    # With an endpoint the spool here is another machine's business.
+    spool = None if source.endpoint else inspect_spool(source.home.spool)
+    if as_json:
+        print_json({**sums.to_json(), "spool": _spool_json(spool), "store": _store_json(store)})
+        return
+    show(*_report(sums, spool, store))
+    if not sums.outcomes:
+        remark("Nothing was recorded, or nothing matches.")
+
+
+def _spool_json(spool: SpoolState | None) -> dict[str, object] | None:
+    if spool is None:
+        return None
+    return {
+        "segments": dict(spool.segments),
+        "records": dict(spool.records),
+        "damaged": dict(spool.damaged),
+    }
+
+
+def _store_json(store: Stats) -> dict[str, object]:
+    return {"store": store.store, "schema_version": store.schema_version, "counters": dict(store.counters)}
+
+
+def _report(sums: Sums, spool: SpoolState | None, store: Stats) -> Iterator[RenderableType]:
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, text in _lines(sums):
+        table.add_row(name, Text(text))
+    if spool is not None:
+        table.add_row("spool", Text(_spool_line(spool)))
+    table.add_row("store", Text(f"{store.store}: {wording.tally(_counters(store.counters))}"))
+    yield table
+    for run_id, complaint in sums.complaints().items():
+        yield Text(f"run {wording.one_line(run_id)}: {complaint}", style="yellow")
+    if spool is not None:
+        for name, damage in spool.damaged.items():
+            yield Text(f"damaged segment {name}: {wording.one_line(damage)}", style="red")
+
+
+def _lines(sums: Sums) -> list[tuple[str, str]]:
+    rollouts = sum(sums.outcomes.values())
+    incomplete = f"; {sums.incomplete:,} incomplete" if sums.incomplete else ""
+    transitions = sum(sums.fidelity.values())
+    lines = [
+        ("rollouts", _of(rollouts, sums.outcomes) + incomplete),
+        ("transitions", _of(transitions, sums.fidelity)),
+        ("usable", f"{sums.usable:,} by tokens; {sums.text_only:,} more as text"),
+        ("drop reasons", wording.tally(sums.dropped) or "-"),
+        ("models", _of(sum(sums.models.values()), sums.models)),
+        ("agents", _of(sum(sums.agents.values()), sums.agents)),
+        ("tools", _of(sum(sums.tools.values()), sums.tools)),
+        ("tokens", _token_line(sums)),
+        ("rewards", _reward_line(sums)),
+    ]
+    if sums.no_decision:
+        lines.insert(4, ("other calls", _of(sum(sums.no_decision.values()), sums.no_decision)))
+    return lines
+
+
+def _of(total: int, parts: Mapping[str, int]) -> str:
+    return f"{total:,}" + (f": {wording.one_line(wording.tally(parts))}" if parts else "")
+
+
+def _token_line(sums: Sums) -> str:
+    line = f"{sums.prompt_tokens:,} → {sums.response_tokens:,}"
+    if sums.calls_without_usage:
+        line += f"; unknown for {wording.count(sums.calls_without_usage, 'call')}"
+    return line
+
+
+def _reward_line(sums: Sums) -> str:
+    if not sums.rewards:
+        return "0"
+    line = (
+        f"{sums.rewards:,} in {wording.count(len(sums.returns), 'rollout')}; "
+        f"mean return {wording.number(sums.mean_return())}"
+    )
+    return line + (f"; {sums.unbound_rewards:,} bound to no call" if sums.unbound_rewards else "")
+
+
+def _spool_line(spool: SpoolState) -> str:
+    if not spool.segments and not spool.damaged:
+        return "empty"
+    parts = []
+    for destination, segments in sorted(spool.segments.items()):
+        records = wording.count(spool.records.get(destination, 0), "record")
+        owed = f"wait for {destination}" if destination else "stored already, kept by their living writers"
+        parts.append(f"{records} in {wording.count(segments, 'segment')} {owed}")
+    if spool.damaged:
+        parts.append(f"{wording.count(len(spool.damaged), 'damaged segment')}")
+    return "; ".join(parts)
+
+
+def _counters(counters: Mapping[str, int]) -> dict[str, int]:
+    """Those that say something, and those whose zero does."""
+    telling = ("records", "duplicates", "integrity_errors", "tombstones")
+    return {name: value for name, value in counters.items() if value or name in telling}

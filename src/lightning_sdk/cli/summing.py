@@ -1,0 +1,149 @@
+"""Sums over episodes, one at a time, for `lsdk stats`."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from lightning_sdk.cli import wording
+from lightning_sdk.cli.tokens import TEXT_ONLY, by_call, call_tokens
+from lightning_sdk.mdp import CallView, Episode
+
+
+@dataclass
+class RunSums:
+    """One run: how much of it can be used."""
+
+    rollouts: int = 0
+    calls: int = 0
+    transitions: int = 0
+    usable: int = 0
+    text_only: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
+
+    def complaint(self) -> str | None:
+        """Why nothing of the run can be used, or nothing by tokens; None when something can."""
+        if self.usable:
+            return None
+        if self.text_only:
+            return f"can be used as text only, not by tokens: {wording.tally(self.dropped)}"
+        if self.transitions:
+            transitions = wording.count(self.transitions, "transition")
+            return f"none of its {transitions} can be used: {wording.tally(self.dropped)}"
+        if self.calls:
+            return "none of its calls is a decision of a model that generates"
+        return (
+            f"no model call was recorded in {wording.count(self.rollouts, 'rollout')}: "
+            "`lsdk doctor` shows which libraries are watched"
+        )
+
+
+@dataclass
+class Sums:
+    """What a set of episodes adds up to."""
+
+    outcomes: Counter[str] = field(default_factory=Counter)
+    incomplete: int = 0
+    fidelity: Counter[str] = field(default_factory=Counter)
+    # By token ids; of the others, those whose text is all there.
+    usable: int = 0
+    text_only: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
+    no_decision: Counter[str] = field(default_factory=Counter)
+    rewards: int = 0
+    unbound_rewards: int = 0
+    returns: list[float] = field(default_factory=list)
+    tools: Counter[str] = field(default_factory=Counter)
+    prompt_tokens: int = 0
+    response_tokens: int = 0
+    calls_without_usage: int = 0
+    models: Counter[str] = field(default_factory=Counter)
+    agents: Counter[str] = field(default_factory=Counter)
+    runs: dict[str, RunSums] = field(default_factory=lambda: defaultdict(RunSums))
+
+    def add(self, episode: Episode, calls: Mapping[str, CallView]) -> None:
+        """Add one episode.
+
+        Args:
+            episode: the episode.
+            calls: its calls by id.
+        """
+        run = self.runs[episode.run_id]
+        run.rollouts += 1
+        run.calls += len(calls)
+        self.outcomes[episode.outcome] += 1
+        self.incomplete += not episode.complete
+        self.no_decision.update(episode.calls_without_transition)
+        self.tools.update(tool.name for tool in episode.tools)
+        counting = [reward for reward in episode.rewards if not reward.replaced]
+        self.rewards += len(counting)
+        self.unbound_rewards += sum(reward.call_id is None for reward in counting)
+        if episode.return_ is not None:
+            self.returns.append(episode.return_)
+        self._add_transitions(episode, run)
+        self._add_calls(episode, calls)
+
+    def _add_transitions(self, episode: Episode, run: RunSums) -> None:
+        for transition in episode.transitions:
+            run.transitions += 1
+            self.fidelity[transition.fidelity] += 1
+            if transition.drop_reason is None:
+                self.usable += 1
+                run.usable += 1
+            else:
+                as_text = transition.drop_reason in TEXT_ONLY
+                self.text_only += as_text
+                run.text_only += as_text
+                self.dropped[transition.drop_reason] += 1
+                run.dropped[transition.drop_reason] += 1
+
+    def _add_calls(self, episode: Episode, calls: Mapping[str, CallView]) -> None:
+        for call_id, choices in by_call(episode):
+            self.models[choices[0].model or "unknown"] += 1
+            self.agents[choices[0].agent or "no agent"] += 1
+            prompt, response = call_tokens(choices, calls.get(call_id))
+            self.prompt_tokens += prompt or 0
+            self.response_tokens += response or 0
+            self.calls_without_usage += prompt is None or response is None
+
+    def mean_return(self) -> float | None:
+        """Over rollouts that have a reward; None when none has."""
+        return sum(self.returns) / len(self.returns) if self.returns else None
+
+    def complaints(self) -> dict[str, str]:
+        """Runs of which nothing can be used, or nothing by tokens, each with the reason."""
+        found = ((run_id, run.complaint()) for run_id, run in self.runs.items())
+        return {run_id: complaint for run_id, complaint in found if complaint is not None}
+
+    def to_json(self) -> dict[str, Any]:
+        """The sums, JSON-ready."""
+        return {
+            "rollouts": {
+                "by_outcome": dict(self.outcomes),
+                "incomplete": self.incomplete,
+            },
+            "transitions": {
+                "usable": self.usable,
+                "text_only": self.text_only,
+                "by_fidelity": dict(self.fidelity),
+                "drop_reasons": dict(self.dropped),
+            },
+            "calls": {
+                "by_model": dict(self.models),
+                "by_agent": dict(self.agents),
+                "without_transition": dict(self.no_decision),
+                "prompt_tokens": self.prompt_tokens,
+                "response_tokens": self.response_tokens,
+                "without_token_counts": self.calls_without_usage,
+            },
+            "tool_calls": dict(self.tools),
+            "rewards": {
+                "count": self.rewards,
+                "bound_to_no_call": self.unbound_rewards,
+                "rollouts_with_reward": len(self.returns),
+                "mean_return": self.mean_return(),
+            },
+            "complaints": self.complaints(),
+        }
