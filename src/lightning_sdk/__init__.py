@@ -1,1 +1,29 @@
-"""placeholder"""
+"""Make an agent trainable: record its model calls, rewards and tools as learning data.
+
+import lightning_sdk as ls
+
+@ls.trace_agent
+def solve(task): ...            # existing code, unchanged
+
+ls.emit_reward(score)           # wherever the score is known
+"""
+
+from __future__ import annotations
+
+from lightning_sdk.client.decorators import trace_agent, trace_tool
+from lightning_sdk.client.rewards import annotate, emit_reward, last_call
+from lightning_sdk.client.rollout import current_rollout, rollout
+from lightning_sdk.client.runtime import flush, init, shutdown
+
+__all__ = [
+    "annotate",
+    "current_rollout",
+    "emit_reward",
+    "flush",
+    "init",
+    "last_call",
+    "rollout",
+    "shutdown",
+    "trace_agent",
+    "trace_tool",
+]

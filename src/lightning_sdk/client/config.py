@@ -1,0 +1,169 @@
+"""The settings of the client: options of `init`, else `LIGHTNING_…` variables, else defaults; then frozen."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from lightning_sdk.client.urls import UrlPrefix
+from lightning_sdk.errors import ConfigError
+from lightning_sdk.home import Home
+
+StrPath = str | os.PathLike[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Checked settings. Paths are absolute."""
+
+    # "grpc://host:port" of a collector; "": records stay in the spool.
+    endpoint: str
+    project: str
+    home: Home
+    spool_dir: Path
+    # Names of the integrations to install; None: all that are found.
+    integrations: tuple[str, ...] | None
+    token: str | None = field(repr=False)
+    # Called with every body before it is written, after the built-in patterns.
+    redact: Callable[[bytes], bytes] | None
+    # Base URL of our own policy endpoint, which gets call ids; "": none.
+    policy_endpoint: str
+    # None: a fresh one for each init.
+    run_id: str | None
+    split: str | None
+
+
+def load_config(
+    endpoint: str | None = None,
+    *,
+    project: str | None = None,
+    home: StrPath | None = None,
+    spool_dir: StrPath | None = None,
+    integrations: Iterable[str] | None = None,
+    token: str | None = None,
+    redact: Callable[[bytes], bytes] | None = None,
+    policy_endpoint: str | None = None,
+    run_id: str | None = None,
+    split: str | None = None,
+) -> Config:
+    """Settle every setting: the argument, else its environment variable, else its default.
+
+    An argument that is None counts as not given; `endpoint=""`, `policy_endpoint=""` and `integrations=()`
+    turn off what the environment sets. `LIGHTNING_INTEGRATIONS` is a list of names with commas, or "none".
+
+    Raises:
+        ConfigError: a value cannot be used; the message names it and what would work.
+    """
+    located = Home.locate(_checked_path("home", home))
+    spool = _checked_path("spool_dir", spool_dir) or os.environ.get("LIGHTNING_SPOOL_DIR")
+    if redact is not None and not callable(redact):
+        raise ConfigError(f"redact={redact!r} cannot be called: expected a function from bytes to bytes")
+    return Config(
+        endpoint=_checked_endpoint(_text("endpoint", endpoint, empty_ok=True) or ""),
+        project=_text("project", project) or "default",
+        home=located,
+        spool_dir=Path(spool).expanduser().absolute() if spool else located.spool,
+        integrations=_checked_integrations(integrations),
+        token=_text("token", token),
+        redact=redact,
+        policy_endpoint=_checked_policy_endpoint(
+            _text("policy_endpoint", policy_endpoint, empty_ok=True) or ""
+        ),
+        run_id=_text("run_id", run_id),
+        split=_text("split", split),
+    )
+
+
+def _variable(name: str) -> str:
+    return f"LIGHTNING_{name.upper()}"
+
+
+def _text(name: str, given: str | None, *, empty_ok: bool = False) -> str | None:
+    """The argument, else a non-empty variable; None where there is neither."""
+    if given is None:
+        return os.environ.get(_variable(name)) or None
+    if not isinstance(given, str):
+        raise ConfigError(f"{name}={given!r} is a {type(given).__name__}: expected a string")
+    if not given.strip() and not empty_ok:
+        raise ConfigError(f"{name}={given!r} is empty: give a name, or leave it out")
+    return given
+
+
+def _checked_path(name: str, given: StrPath | None) -> StrPath | None:
+    if given is not None and not isinstance(given, str | os.PathLike):
+        raise ConfigError(f"{name}={given!r} is a {type(given).__name__}: expected a path")
+    if given is not None and not str(given):
+        raise ConfigError(f"{name}='' is empty: give a directory, or leave it out")
+    return given
+
+
+def _checked_endpoint(endpoint: str) -> str:
+    if not endpoint:
+        return ""
+    try:
+        parts = urlsplit(endpoint)
+        port = parts.port
+    except ValueError:
+        port = None
+    if (
+        not port
+        or parts.scheme != "grpc"
+        or not parts.hostname
+        or "@" in parts.netloc
+        or endpoint != (f"grpc://{parts.netloc}")
+    ):
+        raise ConfigError(
+            f"endpoint={_without_user(endpoint)!r} is not of the form grpc://host:port, such as grpc://127.0.0.1:4319"
+        )
+    return endpoint
+
+
+def _checked_policy_endpoint(url: str) -> str:
+    if not url:
+        return ""
+    try:
+        UrlPrefix(url)
+    except ValueError as error:
+        raise ConfigError(
+            f"policy_endpoint={_without_user(url)!r} cannot be used, {error}: "
+            "give the base URL of the endpoint, such as http://127.0.0.1:8000/v1"
+        ) from None
+    return url
+
+
+def _without_user(url: str) -> str:
+    """`url` without what may be a password, for a message."""
+    scheme, separator, rest = url.rpartition("://")
+    authority, slash, path = rest.partition("/")
+    return scheme + separator + authority.rpartition("@")[2] + slash + path
+
+
+def _checked_integrations(given: Iterable[str] | None) -> tuple[str, ...] | None:
+    if given is None:
+        variable = os.environ.get(_variable("integrations"))
+        if not variable:
+            return None
+        given = () if variable.strip() == "none" else [name.strip() for name in variable.split(",")]
+    elif isinstance(given, str):
+        raise ConfigError(
+            f"integrations={given!r} is one string: expected a list of names, such as [{given!r}]"
+        )
+    names = tuple(dict.fromkeys(given))
+    if names:
+        _check_known(names)
+    return names
+
+
+def _check_known(names: tuple[str, ...]) -> None:
+    from lightning_sdk import plugins
+
+    known = sorted({plugin.name for plugin in plugins.discover(plugins.INTEGRATIONS)})
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise ConfigError(
+            f"integrations names {', '.join(map(repr, unknown))}, which nothing provides: "
+            f"installed are {', '.join(known) or 'none'}"
+        )

@@ -1,0 +1,206 @@
+"""One execution of a traced callable: started when its code runs, entered while it does, finished once."""
+
+from __future__ import annotations
+
+import os
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from types import CoroutineType
+from typing import Any
+from weakref import ReferenceType
+
+from lightning_sdk.client import faults, journal, runtime, scope
+from lightning_sdk.client.jsonable import object_to_json, to_json
+from lightning_sdk.client.otel import ScopeSpan, active_ids
+from lightning_sdk.client.redact import redact
+from lightning_sdk.client.rollout import begin_rollout
+from lightning_sdk.ids import new_id
+from lightning_sdk.records import OUTCOMES, OutcomeName, Record, ToolCall
+
+
+class Execution(ABC):
+    """What all traced executions share. `with execution:` stands around the user's code whenever it runs."""
+
+    __slots__ = ("__weakref__", "_started", "_unfinished", "driver", "unstarted")
+
+    def __init__(self) -> None:
+        self._started = False
+        # Popped by whoever finishes it: "once" without a lock.
+        self._unfinished = [True]
+        # The generator or coroutine that the consumer holds.
+        self.driver: ReferenceType[Any] | None = None
+        # The user's own coroutine, as long as nothing of it has run.
+        self.unstarted: CoroutineType[Any, Any, Any] | None = None
+
+    def start(self) -> None:
+        """The user's code is about to run; only the first call counts. Never raises."""
+        self.unstarted = None
+        if not self._started:
+            self._started = True
+            with faults.guard("start"):
+                self._start()
+
+    def finish(self, outcome: OutcomeName, error: BaseException | None = None, result: object = None) -> None:
+        """The user's code has run for the last time; only the first call counts. Never raises."""
+        if not self._started:
+            return
+        try:
+            self._unfinished.pop()
+        except IndexError:
+            return
+        with faults.guard("finish"):
+            self._finish(outcome, error, result)
+
+    def finish_raised(self, error: BaseException) -> None:
+        """The user's code has ended by an exception."""
+        self.finish(self._outcome_of(error), error)
+
+    def finish_returned(self, result: object, thrown: BaseException | None = None) -> None:
+        """It has returned: at its end, or because it was closed (`thrown` is a GeneratorExit)."""
+        if isinstance(thrown, GeneratorExit):
+            self.finish_raised(thrown)
+        else:
+            self.finish("ok", result=result)
+
+    def _outcome_of(self, error: BaseException) -> OutcomeName:
+        if isinstance(error, GeneratorExit):
+            # Weak references die before the generator itself is told, which tells dropping from closing.
+            dropped = self.driver is not None and self.driver() is None
+            return "abandoned" if dropped else "closed_early"
+        return "error" if isinstance(error, Exception) else "cancelled"
+
+    @abstractmethod
+    def _start(self) -> None: ...
+
+    @abstractmethod
+    def _finish(self, outcome: OutcomeName, error: BaseException | None, result: object) -> None: ...
+
+    @abstractmethod
+    def __enter__(self) -> None: ...
+
+    @abstractmethod
+    def __exit__(self, *raised: object) -> None: ...
+
+    def __del__(self) -> None:
+        if self.unstarted is not None:
+            # Python warns once of a coroutine that was never awaited: of ours, which bears its name.
+            self.unstarted.close()
+        self.finish("abandoned")
+
+
+class AgentExecution(Execution):
+    """One invocation of a `trace_agent`; outside any rollout it is one."""
+
+    __slots__ = ("_agent", "_before", "_pid", "_scope", "_span", "_top")
+
+    def __init__(self, agent: str) -> None:
+        super().__init__()
+        self._agent = agent
+        self._scope: scope.Scope | None = None
+        # The top of the rollout, where this invocation is the outermost.
+        self._top: scope.Scope | None = None
+        self._before: scope.Scope | None = None
+        self._span: ScopeSpan | None = None
+        self._pid = os.getpid()
+
+    def _start(self) -> None:
+        parent = scope.current()
+        if parent is None:
+            active = runtime.active()
+            if active is None:
+                return
+            parent = self._top = begin_rollout(active)
+        rollout = parent.rollout
+        self._span = ScopeSpan.start(self._agent, rollout.rollout_id)
+        started = scope.Scope(rollout, scope_id=new_id("sc"), agent=self._agent, parent=parent)
+        journal.start_scope(started, self._span.ids if self._span else active_ids())
+        self._scope = started
+
+    def _finish(self, outcome: OutcomeName, error: BaseException | None, result: object) -> None:
+        # A forked child inherits the scopes that are open, but they are its parent's to end.
+        if self._scope is None or self._pid != os.getpid():
+            return
+        if self._span is not None:
+            self._span.end(outcome, error)
+        journal.end_scope(self._scope, outcome, error, self._span.ids if self._span else active_ids())
+        if self._top is not None:
+            journal.end_rollout(self._top, outcome, error)
+            if outcome != "abandoned":
+                scope.remember_ended(self._top)
+
+    def __enter__(self) -> None:
+        if self._scope is not None:
+            self._before = scope.enter(self._scope)
+            if self._span is not None:
+                self._span.attach()
+
+    def __exit__(self, *raised: object) -> None:
+        if self._scope is not None:
+            if self._span is not None:
+                self._span.detach()
+            scope.leave(self._scope, self._before)
+            self._before = None
+
+
+class ToolExecution(Execution):
+    """One execution of a `trace_tool`. It is no scope: what it calls belongs to the agent around it."""
+
+    __slots__ = ("_arguments", "_began", "_given", "_name", "_runtime", "_scope", "_tool_call_id")
+
+    def __init__(self, name: str, arguments: Mapping[str, Any]) -> None:
+        super().__init__()
+        self._name = name
+        self._given = arguments
+        self._arguments = b""
+        self._scope: scope.Scope | None = None
+        self._runtime: runtime.Runtime | None = None
+        self._began = journal.NEVER
+        self._tool_call_id = ""
+
+    def _start(self) -> None:
+        self._scope = scope.current()
+        active = runtime.active_for(self._scope.rollout) if self._scope is not None else runtime.active()
+        if active is None or (self._scope is None and not active.captured):
+            faults.count("tool_calls_outside_rollout")
+            return
+        # Now: the tool may change what it was given.
+        self._arguments = object_to_json(self._given)
+        self._tool_call_id = new_id("tc")
+        self._began = journal.ticked(active, active_ids())
+        self._runtime = active
+
+    def _finish(self, outcome: OutcomeName, error: BaseException | None, result: object) -> None:
+        active = self._runtime
+        if active is None:
+            return
+        end_ns = time.time_ns()
+        hook = active.config.redact
+        arguments, hidden = redact(self._arguments, hook)
+        answer, also_hidden = redact(to_json(result), hook) if outcome == "ok" else (b"", 0)
+        if hidden + also_hidden:
+            faults.count("redactions_in_tools", hidden + also_hidden)
+        tool = ToolCall(
+            tool_call_id=self._tool_call_id,
+            name=self._name,
+            agent=self._scope.agent if self._scope else "",
+            arguments=arguments,
+            result=answer,
+            outcome=OUTCOMES[outcome],
+            error=journal.error_of(active, error),
+        )
+
+        def fill(record: Record) -> None:
+            record.end_ns = end_ns
+            record.tool_call.CopyFrom(tool)
+
+        if self._scope is None:
+            journal.append_outside(active, self._began, fill)
+        else:
+            journal.append(self._scope, self._began, fill)
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *raised: object) -> None:
+        return None

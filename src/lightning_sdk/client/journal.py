@@ -1,0 +1,311 @@
+"""Writes records into rollouts, and keeps what a producer owes each rollout: join first, count, leave last.
+
+All writing happens under one lock, so that a count is true when it is written. A garbage collection inside
+the locked lines may finish a generator, whose end is then written too: a thread that holds the lock puts such
+work off until it has let go, instead of waiting for itself.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from lightning_sdk.client import faults
+from lightning_sdk.client.jsonable import object_to_json
+from lightning_sdk.client.otel import NO_SPAN, SpanIds
+from lightning_sdk.client.redact import redact, redact_text
+from lightning_sdk.client.runtime import Runtime, Sink, active_for
+from lightning_sdk.client.scope import Rollout, Scope
+from lightning_sdk.records import (
+    OUTCOMES,
+    Error,
+    Join,
+    Leave,
+    OutcomeName,
+    Record,
+    RolloutEnd,
+    RolloutStart,
+    ScopeEnd,
+    ScopeStart,
+)
+
+_MAX_ERROR_CHARS = 4000
+
+
+class Membership:
+    """The part of one producer in one rollout. Changes only under the lock."""
+
+    __slots__ = ("count", "last_order", "left", "pid", "producer", "runtime", "sink")
+
+    def __init__(self, runtime: Runtime, sink: Sink) -> None:
+        self.runtime = runtime
+        self.sink = sink
+        self.producer = sink.id
+        self.pid = os.getpid()
+        self.count = 0
+        self.last_order = 0
+        self.left = False
+
+    def is_of(self, sink: Sink) -> bool:
+        """Whether it is still that of `sink`: a fork gives the sink another id."""
+        return self.sink is sink and self.producer == sink.id
+
+
+class Moment(NamedTuple):
+    """When something began: clock, causal order (0: not ticked yet) and the producer whose order it is."""
+
+    time_ns: int
+    producer: bytes
+    order: int
+    span: SpanIds
+
+
+NEVER = Moment(0, b"", 0, NO_SPAN)
+
+
+class _Gate(threading.local):
+    def __init__(self) -> None:
+        self.busy = False
+        self.put_off: deque[Callable[[], None]] = deque()
+
+
+_lock = threading.Lock()
+_gate = _Gate()
+
+
+def _after_fork_in_child() -> None:
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+def _exclusively(action: Callable[[], None]) -> None:
+    """Run `action` under the lock: now, or as soon as this thread has let go of it."""
+    gate = _gate
+    if gate.busy:
+        gate.put_off.append(action)
+        return
+    gate.busy = True
+    try:
+        # The guard is outside: it logs, and whoever handles the log may wait for a thread that waits for the
+        # lock.
+        with faults.guard("journal"), _lock:
+            action()
+        while gate.put_off:
+            with faults.guard("journal"), _lock:
+                gate.put_off.popleft()()
+    finally:
+        gate.busy = False
+
+
+def ticked(runtime: Runtime, span: SpanIds = NO_SPAN) -> Moment:
+    """Now, with a tick of `runtime`'s causal clock."""
+    ticks: list[tuple[bytes, int]] = []
+
+    def tick() -> None:
+        if not runtime.closed:
+            sink = runtime.sink()
+            ticks.append((sink.id, sink.tick()))
+
+    now_ns = time.time_ns()
+    _exclusively(tick)
+    producer, order = ticks[0] if ticks else (b"", 0)
+    return Moment(now_ns, producer, order, span)
+
+
+def unticked(span: SpanIds = NO_SPAN) -> Moment:
+    """Now; its order is taken when its record is written."""
+    return Moment(time.time_ns(), b"", 0, span)
+
+
+def append(scope: Scope, began: Moment, fill: Callable[[Record], None]) -> None:
+    """Write one record of something that happened in `scope`, whose rollout is joined first where it was not.
+
+    Args:
+        scope: where it happened.
+        began: when; its order is kept if it is of the producer that writes.
+        fill: sets the body, and `end_ns` where the thing has a duration.
+    """
+    rollout = scope.rollout
+
+    def write() -> None:
+        membership = _member(rollout)
+        if membership is not None:
+            _write(membership, rollout, scope.scope_id, began, fill)
+            _leave_if_last(rollout, membership)
+
+    _exclusively(write)
+
+
+def append_outside(runtime: Runtime, began: Moment, fill: Callable[[Record], None]) -> None:
+    """Write one record outside any rollout that we take part in; `fill` may name one all the same."""
+
+    def write() -> None:
+        if runtime.closed:
+            faults.count("records_after_shutdown")
+            return
+        sink = runtime.sink()
+        record = _stamp(Record(), sink, began)
+        fill(record)
+        sink.write(record)
+
+    _exclusively(write)
+
+
+def start_rollout(rollout: Rollout, metadata: Mapping[str, Any], span: SpanIds) -> None:
+    """Write the rollout's start. Until `end_rollout` its top counts as an open scope here."""
+    began = unticked(span)
+    config = rollout.origin.config
+    start = RolloutStart(
+        project=config.project,
+        run_id=rollout.run_id,
+        task_id=rollout.task_id or "",
+        split=rollout.split or "",
+        metadata=redact(object_to_json(metadata), config.redact)[0] if metadata else b"",
+    )
+    _open(rollout, "", began, lambda record: record.rollout_start.CopyFrom(start))
+
+
+def end_rollout(top: Scope, outcome: OutcomeName, error: BaseException | None) -> None:
+    """Write the rollout's end, and leave it if no scope is open here."""
+    rollout = top.rollout
+    # How a consumer gave up a generator is told by its scope; the rollout was simply not finished.
+    ended: OutcomeName = "cancelled" if outcome in ("closed_early", "abandoned") else outcome
+    end = RolloutEnd(outcome=OUTCOMES[ended], error=error_of(active_for(rollout), error))
+    _close(rollout, "", NO_SPAN, lambda record: record.rollout_end.CopyFrom(end))
+
+
+def start_scope(scope: Scope, span: SpanIds) -> None:
+    """Write the start of an agent invocation."""
+    began = unticked(span)
+    rollout, parent = scope.rollout, scope.parent
+    start = ScopeStart(agent=scope.agent, parent_scope_id=parent.scope_id if parent is not None else "")
+    _open(rollout, scope.scope_id, began, lambda record: record.scope_start.CopyFrom(start))
+
+
+def end_scope(scope: Scope, outcome: OutcomeName, error: BaseException | None, span: SpanIds) -> None:
+    """Write the end of an agent invocation, and leave the rollout if it was the last open scope here."""
+    rollout = scope.rollout
+    end = ScopeEnd(outcome=OUTCOMES[outcome], error=error_of(active_for(rollout), error))
+    _close(rollout, scope.scope_id, span, lambda record: record.scope_end.CopyFrom(end))
+
+
+def leave_all(runtime: Runtime) -> None:
+    """Leave every rollout in which scopes are open; they go on in another runtime, and this one closes."""
+
+    def write() -> None:
+        for rollout, membership in list(runtime.joined.items()):
+            if membership.is_of(runtime.sink()) and not membership.left:
+                _leave(rollout, membership)
+        runtime.joined.clear()
+        runtime.closed = True
+
+    _exclusively(write)
+
+
+def error_of(runtime: Runtime, error: BaseException | None) -> Error | None:
+    """An exception as it may be written: qualified type, and message without secrets."""
+    if error is None or isinstance(error, GeneratorExit):
+        return None
+    kind = type(error)
+    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    try:
+        message = str(error)
+    except Exception:
+        message = ""
+    return Error(type=name, message=redact_text(message[:_MAX_ERROR_CHARS], runtime.config.redact))
+
+
+def _open(rollout: Rollout, scope_id: str, began: Moment, fill: Callable[[Record], None]) -> None:
+    def write() -> None:
+        # Joined first: in a forked child that forgets the scopes which are open in its parent.
+        membership = _member(rollout)
+        rollout.open_scopes += 1
+        if membership is not None:
+            membership.left = False
+            membership.runtime.joined[rollout] = membership
+            _write(membership, rollout, scope_id, began, fill)
+
+    _exclusively(write)
+
+
+def _close(rollout: Rollout, scope_id: str, span: SpanIds, fill: Callable[[Record], None]) -> None:
+    began = unticked(span)
+
+    def write() -> None:
+        membership = _member(rollout)
+        rollout.open_scopes = max(0, rollout.open_scopes - 1)
+        if membership is not None:
+            _write(membership, rollout, scope_id, began, fill)
+            _leave_if_last(rollout, membership)
+
+    _exclusively(write)
+
+
+def _member(rollout: Rollout) -> Membership | None:
+    """Our membership in `rollout`, joined now if there is none. None: it no longer records."""
+    runtime = active_for(rollout)
+    if runtime.closed:
+        faults.count("records_after_shutdown")
+        return None
+    sink = runtime.sink()
+    before = rollout.membership
+    if before is not None and before.is_of(sink):
+        return before
+    membership = Membership(runtime, sink)
+    join = Join(pid=membership.pid, host=socket.gethostname())
+    if before is not None:
+        join.parent_producer = before.producer
+        join.parent_order = before.last_order
+        if before.pid != membership.pid:
+            rollout.open_scopes = 0
+    rollout.membership = membership
+    _write(membership, rollout, "", unticked(), lambda record: record.join.CopyFrom(join))
+    return membership
+
+
+def _write(
+    membership: Membership, rollout: Rollout, scope_id: str, began: Moment, fill: Callable[[Record], None]
+) -> None:
+    sink = membership.sink
+    record = _stamp(
+        Record(
+            rollout_id=rollout.rollout_id,
+            attempt=rollout.attempt,
+            group_id=rollout.group_id,
+            scope_id=scope_id,
+        ),
+        sink,
+        began,
+    )
+    fill(record)
+    sink.write(record)
+    membership.count += 1
+    membership.last_order = max(membership.last_order, record.order)
+
+
+def _stamp(record: Record, sink: Sink, began: Moment) -> Record:
+    # A call that began before a fork or a new init has an order of another producer's clock.
+    record.order = began.order if began.order and began.producer == sink.id else sink.tick()
+    record.start_ns = record.end_ns = began.time_ns
+    record.trace_id, record.span_id = began.span
+    return record
+
+
+def _leave_if_last(rollout: Rollout, membership: Membership) -> None:
+    if rollout.open_scopes == 0 and not membership.left:
+        _leave(rollout, membership)
+
+
+def _leave(rollout: Rollout, membership: Membership) -> None:
+    leave = Leave(count=membership.count + 1)
+    _write(membership, rollout, "", unticked(), lambda record: record.leave.CopyFrom(leave))
+    membership.left = True
+    membership.runtime.joined.pop(rollout, None)

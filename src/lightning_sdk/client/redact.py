@@ -1,0 +1,104 @@
+"""Secrets leave a body before it is written anywhere.
+
+Cheap on what has none: a body is searched for a few literals first, and a pattern runs only where its literal
+occurs. Patterns match the lower-cased body, so that they can begin with a literal; what they find is replaced
+in the original.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import NamedTuple
+
+from lightning_sdk.client import faults
+
+RedactHook = Callable[[bytes], bytes]
+
+_REPLACEMENT = b"[redacted]"
+
+# The value of a JSON member, also where the JSON is itself inside a JSON string and its quotes are escaped.
+_JSON_VALUE = rb'\\*"\s*:\s*\\*"(?P<secret>[^"\\]+)'
+
+
+class _Rule(NamedTuple):
+    literal: bytes
+    pattern: re.Pattern[bytes]
+
+
+def _rule(literal: bytes, pattern: bytes) -> _Rule:
+    return _Rule(literal, re.compile(pattern))
+
+
+_RULES = (
+    # Keys of OpenAI, Anthropic and others. One digit at least: "sk-learn-compatible-estimators" is prose.
+    _rule(b"sk-", rb"(?P<secret>sk-(?<![a-z0-9_-]sk-)(?=[a-z_-]*[0-9])[a-z0-9_-]{16,})"),
+    _rule(b"bearer ", rb"bearer +(?P<secret>[a-z0-9._~+/=-]{8,})"),
+    _rule(b"api_key", rb"api_key" + _JSON_VALUE),
+    _rule(b"apikey", rb"apikey" + _JSON_VALUE),
+    _rule(b"api-key", rb"api-key" + _JSON_VALUE),
+    _rule(b"authorization", rb"authorization" + _JSON_VALUE),
+    _rule(b"access_key", rb"access_key" + _JSON_VALUE),
+    _rule(b"akia", rb"(?P<secret>akia(?<![a-z0-9]akia)[0-9a-z]{16}(?![0-9a-z]))"),
+    _rule(b"asia", rb"(?P<secret>asia(?<![a-z0-9]asia)(?=[a-z]*[0-9])[0-9a-z]{16}(?![0-9a-z]))"),
+    # User information of a URL.
+    _rule(b"://", rb"://(?P<secret>[^\s/\"'<>@:\\]+:[^\s/\"'<>@\\]+)@"),
+    # Keys in the query of a URL.
+    _rule(b"key=", rb"key=(?<=[?&_-]key=)(?P<secret>[^&\s\"'<>\\#]+)"),
+    _rule(b"apikey=", rb"apikey=(?<=[?&]apikey=)(?P<secret>[^&\s\"'<>\\#]+)"),
+    _rule(b"token=", rb"token=(?<=[?&_-]token=)(?P<secret>[^&\s\"'<>\\#]+)"),
+)
+
+
+def redact(body: bytes, hook: RedactHook | None = None) -> tuple[bytes, int]:
+    """Replace the secrets in `body`.
+
+    Args:
+        body: what is about to be written.
+        hook: the user's own, called after the built-in patterns. If it raises or answers anything but bytes,
+            the body is withheld: it comes back empty, which is counted, and is never written as it was.
+
+    Returns:
+        The body to write, and how many replacements were made in it.
+    """
+    if not body:
+        return body, 0
+    redacted, replacements = _replace_known(body)
+    if hook is None:
+        return redacted, replacements
+    try:
+        hooked = hook(redacted)
+        if not isinstance(hooked, bytes):
+            raise TypeError(f"the redact hook answered {type(hooked).__name__}, expected bytes")
+    except Exception as error:
+        faults.note("redact_hook", error)
+        return b"", replacements + 1
+    return hooked, replacements + (hooked != redacted)
+
+
+def redact_text(text: str, hook: RedactHook | None = None) -> str:
+    """`redact` for a message that is written as text."""
+    return redact(text.encode("utf-8", "replace"), hook)[0].decode("utf-8", "replace")
+
+
+def _replace_known(body: bytes) -> tuple[bytes, int]:
+    lowered = body.lower()
+    spans = [
+        match.span("secret")
+        for literal, pattern in _RULES
+        if literal in lowered
+        for match in pattern.finditer(lowered)
+    ]
+    if not spans:
+        return body, 0
+    spans.sort()
+    parts: list[bytes] = []
+    end = 0
+    replacements = 0
+    for start, stop in spans:
+        if start >= end:
+            parts += (body[end:start], _REPLACEMENT)
+            replacements += 1
+        end = max(end, stop)
+    parts.append(body[end:])
+    return b"".join(parts), replacements

@@ -1,0 +1,178 @@
+"""Rollouts: how one begins, and the context manager by which a user says where one begins and ends."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any
+
+from lightning_sdk.client import faults, runtime, scope
+from lightning_sdk.client.otel import active_ids
+from lightning_sdk.errors import ConfigError
+from lightning_sdk.ids import new_id
+
+
+def begin_rollout(
+    active: runtime.Runtime,
+    *,
+    rollout_id: str | None = None,
+    attempt: int = 1,
+    task_id: str | None = None,
+    run_id: str | None = None,
+    split: str | None = None,
+    group_id: str | None = None,
+    sampling_round: int = 0,
+    metadata: Mapping[str, Any] | None = None,
+) -> scope.Scope:
+    """Start a rollout and return its top, which is not entered.
+
+    What is None comes from the configuration, or is made.
+    """
+    from lightning_sdk.client import journal
+
+    rollout_id = rollout_id or new_id("ro")
+    run_id = run_id or active.run_id
+    split = split or active.config.split
+    if group_id is None:
+        group_id = rollout_id if task_id is None else group_of(run_id, split, task_id, sampling_round)
+    begun = scope.Rollout(
+        active,
+        rollout_id=rollout_id,
+        attempt=attempt,
+        group_id=group_id,
+        run_id=run_id,
+        task_id=task_id,
+        split=split,
+    )
+    journal.start_rollout(begun, metadata or {}, active_ids())
+    return scope.Scope(begun)
+
+
+def group_of(run_id: str, split: str | None, task_id: str, sampling_round: int) -> str:
+    """The group of all rollouts of one task in one sampling round: the same in every process."""
+    import hashlib
+    import json
+
+    key = json.dumps([run_id, split or "", task_id, sampling_round]).encode()
+    return f"gr_{hashlib.sha256(key).hexdigest()[:32]}"
+
+
+class rollout:  # noqa: N801 - used as a statement: `with rollout(task_id="7"):`
+    """One execution of the agent on a task: `with rollout(task_id=…):`, or `async with`.
+
+    A `trace_agent` inside is an agent of this rollout; outside any rollout each outermost one is a rollout of
+    its own. A rollout inside a rollout is independent of it. An exception that leaves the block makes it
+    failed (a
+    cancellation: cancelled) and goes on unchanged.
+
+    Args:
+        task_id: the row of the data set. Rollouts of one task can be compared: they share a group.
+        metadata: values to keep with it; what JSON cannot say is kept as its repr.
+        run_id: default: that of `init`.
+        split: default: that of `init`.
+        group_id: default: made of run, split, task and round; without a task the rollout is a group of its
+            own.
+        round: the sampling round, for tasks that are sampled again later in a run.
+        rollout_id: default: a fresh one.
+        attempt: from 1; only the final attempt of a rollout counts.
+
+    Raises:
+        ConfigError: an argument cannot be used.
+    """
+
+    __slots__ = ("_before", "_options", "_pid", "_top", "rollout_id")
+
+    def __init__(
+        self,
+        task_id: str | int | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        *,
+        run_id: str | None = None,
+        split: str | None = None,
+        group_id: str | None = None,
+        round: int = 0,
+        rollout_id: str | None = None,
+        attempt: int = 1,
+    ) -> None:
+        if isinstance(task_id, int) and not isinstance(task_id, bool):
+            task_id = str(task_id)
+        names = {
+            "task_id": task_id,
+            "run_id": run_id,
+            "split": split,
+            "group_id": group_id,
+            "rollout_id": rollout_id,
+        }
+        for name, value in names.items():
+            if value is not None and (not isinstance(value, str) or not value):
+                raise ConfigError(f"rollout({name}={value!r}): expected a string that is not empty")
+        if metadata is not None and not isinstance(metadata, Mapping):
+            raise ConfigError(
+                f"rollout(metadata=…) is a {type(metadata).__name__}: expected a mapping of names to values"
+            )
+        _check_number("round", round, 0)
+        _check_number("attempt", attempt, 1)
+        self.rollout_id: str = rollout_id or new_id("ro")
+        self._options: dict[str, Any] = {
+            **names,
+            "rollout_id": self.rollout_id,
+            "attempt": attempt,
+            "sampling_round": round,
+            "metadata": metadata,
+        }
+        self._top: scope.Scope | None = None
+        self._before: scope.Scope | None = None
+        self._pid = 0
+
+    def __enter__(self) -> rollout:
+        if self._pid:
+            raise RuntimeError(
+                f"rollout {self.rollout_id} was entered before: make another for each execution"
+            )
+        self._pid = os.getpid()
+        with faults.guard("rollout"):
+            active = runtime.active()
+            if active is not None:
+                self._top = begin_rollout(active, **self._options)
+                self._before = scope.enter(self._top)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        top = self._top
+        if top is None:
+            return
+        scope.leave(top, self._before)
+        self._before = None
+        # A forked child inherits the rollout, but it is its parent's to end.
+        if self._pid != os.getpid():
+            return
+        from lightning_sdk.client import journal
+
+        with faults.guard("rollout"):
+            if error is None:
+                journal.end_rollout(top, "ok", None)
+            else:
+                journal.end_rollout(top, "error" if isinstance(error, Exception) else "cancelled", error)
+        scope.remember_ended(top)
+
+    async def __aenter__(self) -> rollout:
+        return self.__enter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.__exit__(kind, error, traceback)
+
+
+def _check_number(name: str, value: int, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 1 << 31:
+        raise ConfigError(f"rollout({name}={value!r}): expected a whole number from {least}")
+
+
+def current_rollout() -> scope.RolloutHandle | None:
+    """The rollout that the present code runs in; None outside any."""
+    current = scope.current()
+    return current.rollout.handle() if current is not None else None

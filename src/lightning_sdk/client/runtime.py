@@ -1,0 +1,346 @@
+"""What this process records with: one configuration and one producer, made by `init` or by the first traced
+execution.
+
+- An explicit `init` replaces a configuration that nobody asked for; open scopes go on and their later records
+  go to the new producer, which joins their rollouts when it first writes there.
+- A second explicit `init` with other values warns and changes nothing; with equal values it is no event at
+  all.
+- A `testing.capture()` stands before all of this: while one is open, it receives every record.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import fields
+from typing import TYPE_CHECKING, Protocol
+
+from lightning_sdk.client import faults
+from lightning_sdk.client.config import Config, StrPath, load_config
+from lightning_sdk.client.urls import UrlPrefix
+from lightning_sdk.errors import ConfigError
+from lightning_sdk.ids import new_id
+
+if TYPE_CHECKING:
+    from lightning_sdk.client.journal import Membership
+    from lightning_sdk.client.producer import Producer
+    from lightning_sdk.client.scope import Rollout
+    from lightning_sdk.records import Record
+
+_EXIT_TIMEOUT_S = 5.0
+_READY_TIMEOUT_S = 10.0
+
+
+class Sink(Protocol):
+    """Where records go: a `Producer`, or the memory of a `testing.capture()`."""
+
+    @property
+    def id(self) -> bytes:
+        """The producer that it writes as."""
+
+    def tick(self) -> int:
+        """The next value of its causal clock."""
+
+    def write(self, record: Record) -> None:
+        """Take a record for good.
+
+        Raises:
+            SpoolError: it cannot be written.
+        """
+
+
+class Runtime:
+    """One configuration with its producer, which is made when the first record comes."""
+
+    def __init__(self, config: Config, *, explicit: bool, memory: Sink | None = None) -> None:
+        self.config = config
+        self.explicit = explicit
+        self.run_id = config.run_id or new_id("run")
+        self.policy_prefix = UrlPrefix(config.policy_endpoint) if config.policy_endpoint else None
+        self.closed = False
+        # Rollouts in which scopes are open here. Changes only under the journal's lock.
+        self.joined: dict[Rollout, Membership] = {}
+        # Set when the integrations are in place; the thread that puts them there does not wait for itself.
+        self.ready = threading.Event()
+        self._installer = threading.get_ident()
+        self._memory = memory
+        self._producer: Producer | None = None
+        self._warned: set[str] = set()
+
+    @property
+    def captured(self) -> bool:
+        """Whether it is that of a `testing.capture()`."""
+        return self._memory is not None
+
+    def sink(self) -> Sink:
+        """Where its records go. Only under the journal's lock.
+
+        Raises:
+            OSError: the state directory cannot be made.
+        """
+        if self._memory is not None:
+            return self._memory
+        if self._producer is None:
+            from lightning_sdk.client.producer import Producer
+
+            config = self.config
+            config.home.ensure()
+            self._producer = Producer(config.spool_dir, destination=config.endpoint, token=config.token)
+        return self._producer
+
+    def install(self) -> None:
+        """Put its integrations in place, then let other threads record."""
+        from lightning_sdk.client import integrations
+
+        try:
+            if not self.captured and not is_capturing():
+                integrations.select(self.config.integrations)
+        finally:
+            self.ready.set()
+
+    def wait_ready(self) -> None:
+        """Wait until the integrations are in place, so that no call slips by unseen. Bounded."""
+        if not self.ready.is_set() and threading.get_ident() != self._installer:
+            self.ready.wait(_READY_TIMEOUT_S)
+            self.ready.set()
+
+    def flush(self, timeout_s: float | None) -> bool:
+        """`Producer.flush`; True where nothing was written yet."""
+        return self._producer is None or self._producer.flush(timeout_s)
+
+    def close(self, timeout_s: float) -> bool:
+        """`Producer.close`; True where nothing was written yet."""
+        self.closed = True
+        return self._producer is None or self._producer.close(timeout_s)
+
+    def warn_once(self, message: str) -> None:
+        """Warn the user, at the line that called our public function, once for each message."""
+        if message not in self._warned:
+            self._warned.add(message)
+            warnings.warn(message, RuntimeWarning, stacklevel=3)
+
+
+_lock = threading.RLock()
+_active: Runtime | None = None
+# The environment's settings cannot be used: nothing is recorded until someone calls init().
+_unusable = False
+# Open captures, the innermost last. Replaced, never changed.
+_captures: tuple[Runtime, ...] = ()
+_exit_hook_registered = False
+
+
+def _after_fork_in_child() -> None:
+    global _lock
+    _lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+def init(
+    endpoint: str | None = None,
+    *,
+    project: str | None = None,
+    home: StrPath | None = None,
+    spool_dir: StrPath | None = None,
+    integrations: Iterable[str] | None = None,
+    token: str | None = None,
+    redact: Callable[[bytes], bytes] | None = None,
+    policy_endpoint: str | None = None,
+    run_id: str | None = None,
+    split: str | None = None,
+) -> None:
+    """Choose how this process records. Optional: the first traced execution does it with the defaults.
+
+    Each argument that is left out comes from its variable `LIGHTNING_…` (`LIGHTNING_ENDPOINT` and so on),
+    else has the default below. Paths become absolute now. After an implicit start this replaces the
+    configuration; after another explicit `init` it warns and does nothing, unless all values are equal.
+
+    Args:
+        endpoint: `grpc://host:port` of a collector. Default: none, records stay in the spool until `lsdk`
+            reads them.
+        project: a name to keep apart what belongs apart. Default: "default".
+        home: the state directory. Default: `.lightning` of the working directory.
+        spool_dir: where records are written first. Default: `spool` in `home`.
+        integrations: names of the integrations to install. Default: all that are found.
+        token: what the collector asks for.
+        redact: called with each body before it is written, after the built-in patterns.
+        policy_endpoint: base URL of the policy endpoint that serves the trained model, such as
+            `http://127.0.0.1:8000/v1`. Only requests to it carry a call id.
+        run_id: the run that rollouts belong to. Default: a fresh one.
+        split: the part of a data set that rollouts belong to, such as "train".
+
+    Raises:
+        ConfigError: a value cannot be used.
+    """
+    config = load_config(
+        endpoint,
+        project=project,
+        home=home,
+        spool_dir=spool_dir,
+        integrations=integrations,
+        token=token,
+        redact=redact,
+        policy_endpoint=policy_endpoint,
+        run_id=run_id,
+        split=split,
+    )
+    with _lock:
+        before = _active
+        if before is not None and before.config == config:
+            before.explicit = True
+            return
+        if before is not None and before.explicit:
+            _warn_ignored(before.config, config)
+            return
+        runtime = Runtime(config, explicit=True)
+        _activate(runtime)
+    runtime.install()
+    if before is not None:
+        _retire(before, _EXIT_TIMEOUT_S)
+
+
+def _warn_ignored(used: Config, ignored: Config) -> None:
+    names = [f.name for f in fields(Config) if getattr(used, f.name) != getattr(ignored, f.name)]
+    warnings.warn(
+        f"init() was called before with other values of {', '.join(names)}: the first call counts, this one "
+        "is ignored; call shutdown() in between to change them",
+        RuntimeWarning,
+        stacklevel=3,
+    )
+
+
+def active() -> Runtime | None:
+    """What records now: the innermost capture, else the initialised runtime, which is made if nobody did."""
+    captures = _captures
+    if captures:
+        return captures[-1]
+    runtime = _active
+    if runtime is None:
+        return _start_implicitly()
+    runtime.wait_ready()
+    return runtime
+
+
+def active_for(rollout: Rollout) -> Runtime:
+    """What takes the records of `rollout` now. One that began in a capture is written there also later."""
+    captures = _captures
+    if captures:
+        return captures[-1]
+    origin = rollout.origin
+    return origin if origin.captured else _active or origin
+
+
+def innermost_capture() -> Runtime | None:
+    """What a `testing.capture()` that is open records with."""
+    captures = _captures
+    return captures[-1] if captures else None
+
+
+def is_capturing() -> bool:
+    """Whether a `testing.capture()` is open."""
+    return bool(_captures)
+
+
+def push_capture(runtime: Runtime) -> None:
+    """Open a capture: it receives all records until `pop_capture`."""
+    global _captures
+    with _lock:
+        _captures = (*_captures, runtime)
+
+
+def pop_capture(runtime: Runtime) -> None:
+    """Close a capture."""
+    global _captures
+    with _lock:
+        _captures = tuple(capture for capture in _captures if capture is not runtime)
+
+
+def flush(timeout: float | None = None) -> bool:
+    """Wait until everything recorded so far has reached the collector (without one: the disk).
+
+    Args:
+        timeout: seconds to wait at most; None waits without limit.
+
+    Returns:
+        False when the time was up first. What was not sent stays in the spool.
+    """
+    runtime = _active
+    if runtime is None or is_capturing():
+        return True
+    with faults.guard("flush"):
+        return runtime.flush(timeout)
+    return False
+
+
+def shutdown(timeout: float = _EXIT_TIMEOUT_S) -> bool:
+    """Flush, close the spool, take all patches off and forget the configuration.
+
+    What runs traced afterwards starts anew, with the settings of the environment. Scopes that are open now
+    write nothing more, which is counted. At the exit of the process the flush and the close happen by
+    themselves.
+
+    Args:
+        timeout: seconds that it may take at most to send what waits.
+
+    Returns:
+        False when not everything reached the collector in that time. It stays in the spool.
+    """
+    global _active, _unusable
+    from lightning_sdk.client import integrations
+
+    with _lock:
+        runtime, _active, _unusable = _active, None, False
+    with faults.guard("shutdown"):
+        if not is_capturing():
+            integrations.uninstall_all()
+        return runtime is None or runtime.close(timeout)
+    return False
+
+
+def _start_implicitly() -> Runtime | None:
+    global _unusable
+    with _lock:
+        if _active is not None or _unusable:
+            return _active
+        try:
+            runtime = Runtime(load_config(), explicit=False)
+        except ConfigError as error:
+            _unusable = True
+            faults.report("configuration", error)
+            return None
+        _activate(runtime)
+    # Not under the lock: installing imports modules, and their import may run traced code in another thread.
+    with faults.guard("integrations"):
+        runtime.install()
+    return runtime
+
+
+def _activate(runtime: Runtime) -> None:
+    """Make it the one of this process. Under the lock."""
+    global _active, _unusable, _exit_hook_registered
+
+    _active = runtime
+    _unusable = False
+    if not _exit_hook_registered:
+        _exit_hook_registered = True
+        atexit.register(_close_at_exit)
+
+
+def _retire(runtime: Runtime, timeout_s: float) -> None:
+    """Close a runtime that another has replaced; its producer leaves the rollouts that go on in the other."""
+    from lightning_sdk.client import journal
+
+    with faults.guard("replace"):
+        journal.leave_all(runtime)
+        runtime.close(timeout_s)
+
+
+def _close_at_exit() -> None:
+    runtime = _active
+    if runtime is not None:
+        with faults.guard("exit"):
+            runtime.close(_EXIT_TIMEOUT_S)

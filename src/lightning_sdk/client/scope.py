@@ -1,0 +1,144 @@
+"""Where the agent's code is: the rollout and the scope of the present context, held by value in context
+variables.
+
+Nothing here writes a record. A scope is entered and left by value, never by token: code that is resumed in
+another context than it started in (a generator, a callback) then neither fails nor disturbs what it finds
+there.
+"""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lightning_sdk.client.journal import Membership
+    from lightning_sdk.client.runtime import Runtime
+
+
+@dataclass(frozen=True, slots=True)
+class CallHandle:
+    """A model call that has finished, for `emit_reward(call=…)`. Plain data: it may cross processes."""
+
+    call_id: str
+    rollout_id: str = ""
+    attempt: int = 0
+    group_id: str = ""
+    scope_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutHandle:
+    """The rollout in which the present code runs."""
+
+    rollout_id: str
+    attempt: int
+    group_id: str
+    run_id: str
+    task_id: str | None
+    split: str | None
+
+
+class Rollout:
+    """One execution of the agent on a task, as this process knows it."""
+
+    __slots__ = (
+        "attempt",
+        "group_id",
+        "membership",
+        "open_scopes",
+        "origin",
+        "rollout_id",
+        "run_id",
+        "split",
+        "task_id",
+    )
+
+    def __init__(
+        self,
+        origin: Runtime,
+        *,
+        rollout_id: str,
+        attempt: int,
+        group_id: str,
+        run_id: str,
+        task_id: str | None,
+        split: str | None,
+    ) -> None:
+        # The runtime in which it began: a rollout that began in a capture() is never written elsewhere.
+        self.origin = origin
+        self.rollout_id = rollout_id
+        self.attempt = attempt
+        self.group_id = group_id
+        self.run_id = run_id
+        self.task_id = task_id
+        self.split = split
+        # This process's part in it; both belong to journal.py and change only under its lock.
+        self.membership: Membership | None = None
+        self.open_scopes = 0
+
+    def handle(self) -> RolloutHandle:
+        """What a user may know of it."""
+        return RolloutHandle(
+            self.rollout_id, self.attempt, self.group_id, self.run_id, self.task_id, self.split
+        )
+
+
+class Scope:
+    """One agent invocation, or (scope_id and agent "") the top of a rollout. Only `last_call` changes."""
+
+    __slots__ = ("agent", "last_call", "parent", "rollout", "scope_id")
+
+    def __init__(
+        self, rollout: Rollout, *, scope_id: str = "", agent: str = "", parent: Scope | None = None
+    ) -> None:
+        self.rollout = rollout
+        self.scope_id = scope_id
+        self.agent = agent
+        self.parent = parent
+        # The latest finished call here or in a descendant.
+        self.last_call: CallHandle | None = None
+
+    def call_finished(self, call_id: str) -> None:
+        """A call that was made here is over: it is now the latest of this scope and of all around it."""
+        rollout = self.rollout
+        handle = CallHandle(call_id, rollout.rollout_id, rollout.attempt, rollout.group_id, self.scope_id)
+        scope: Scope | None = self
+        while scope is not None:
+            scope.last_call = handle
+            scope = scope.parent
+
+
+_current: ContextVar[Scope | None] = ContextVar("lightning_scope", default=None)
+# The top of the rollout that ended last in this context, so that `emit_reward(score(solve(task)))` finds it.
+_ended: ContextVar[Scope | None] = ContextVar("lightning_ended_rollout", default=None)
+
+
+def current() -> Scope | None:
+    """The innermost scope of this context; None outside any rollout."""
+    return _current.get()
+
+
+def current_or_ended() -> tuple[Scope | None, bool]:
+    """The innermost scope, else the top of the rollout that ended last in this context (and then True)."""
+    scope = _current.get()
+    return (scope, False) if scope is not None else (_ended.get(), True)
+
+
+def enter(scope: Scope | None) -> Scope | None:
+    """Make `scope` the current one; returns the one before, which `leave` takes back."""
+    before = _current.get()
+    _current.set(scope)
+    return before
+
+
+def leave(scope: Scope | None, before: Scope | None) -> None:
+    """Make `before` current again. Where another than `scope` is current (a foreign context), it stays."""
+    if _current.get() is scope:
+        _current.set(before)
+
+
+def remember_ended(top: Scope) -> None:
+    """The rollout of `top` has ended in this context."""
+    _ended.set(top)
