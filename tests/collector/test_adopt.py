@@ -1,0 +1,152 @@
+"""Adoption of the spool.
+
+1. A dead owner's segment is in the store before it is deleted; a living owner's is copied and left.
+2. A segment that is owed elsewhere is not touched.
+3. What is damaged is adopted as far as it can be read, and kept beside; nothing is lost quietly.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.frames import Telling, whole_rollout
+from support.segments import file_frame, living_owner, segment_bytes, write_segment
+from support.store_contract import ALL
+
+from lightning_sdk.collector.adopt import Adopter, Adoption, adopt_spool
+from lightning_sdk.collector.store.sqlite import SqliteStore
+from lightning_sdk.errors import StoreError
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[SqliteStore]:
+    store = SqliteStore(tmp_path / "traces.db")
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def spool(tmp_path: Path) -> Path:
+    return tmp_path / "spool"
+
+
+def test_no_spool_is_an_empty_one(spool: Path, store: SqliteStore) -> None:
+    assert adopt_spool(spool, store) == Adoption()
+    assert not spool.exists()
+
+
+def test_a_dead_owners_segments_are_adopted_and_deleted(spool: Path, store: SqliteStore) -> None:
+    telling = whole_rollout("a")
+    write_segment(spool, telling.producer, telling.frames[:4])
+    write_segment(spool, telling.producer, telling.frames[4:])
+    assert adopt_spool(spool, store) == Adoption(records=9, segments=2)
+    assert list(spool.iterdir()) == []
+    assert store.high_water(telling.producer) == 9
+
+
+def test_a_living_owners_segment_is_copied_and_left(spool: Path, store: SqliteStore) -> None:
+    telling = whole_rollout("a")
+    path = write_segment(spool, telling.producer, telling.frames[:5])
+    before = path.read_bytes()
+    with living_owner(path) as descriptor:
+        assert adopt_spool(spool, store) == Adoption(records=5, living=1)
+        assert adopt_spool(spool, store) == Adoption(records=0, living=1)
+        assert path.read_bytes() == before
+        os.write(descriptor, file_frame(telling.frames[5].record))
+        assert adopt_spool(spool, store) == Adoption(records=1, living=1)
+    assert adopt_spool(spool, store) == Adoption(records=0, segments=1)
+    assert store.high_water(telling.producer) == 6
+    assert store.stats().counters["duplicates"] == 0
+
+
+def test_an_adopter_follows_a_living_owner(spool: Path, store: SqliteStore) -> None:
+    telling = whole_rollout("a")
+    path = write_segment(spool, telling.producer, telling.frames[:1])
+    adopter = Adopter(spool, store)
+    with living_owner(path) as descriptor:
+        assert adopter.adopt().records == 1
+        for frame in telling.frames[1:]:
+            half = file_frame(frame.record)
+            os.write(descriptor, half[:10])
+            assert adopter.adopt() == Adoption(living=1)
+            os.write(descriptor, half[10:])
+            assert adopter.adopt() == Adoption(records=1, living=1)
+    assert adopter.adopt() == Adoption(segments=1)
+    adopter.close()
+    assert store.high_water(telling.producer) == 9
+
+
+def test_a_segment_that_is_owed_elsewhere_is_not_touched(spool: Path, store: SqliteStore) -> None:
+    telling = whole_rollout("a")
+    path = write_segment(spool, telling.producer, telling.frames, destination="grpc://host:1")
+    before = path.read_bytes()
+    assert adopt_spool(spool, store) == Adoption(waiting={"grpc://host:1": 1})
+    assert path.read_bytes() == before
+    assert store.stats().counters["records"] == 0
+    assert adopt_spool(spool, store, destination="grpc://host:1") == Adoption(records=9, segments=1)
+
+
+def test_a_last_record_cut_short_is_told(spool: Path, store: SqliteStore) -> None:
+    telling = whole_rollout("a")
+    path = write_segment(spool, telling.producer, telling.frames)
+    path.write_bytes(path.read_bytes()[:-3])
+    adoption = adopt_spool(spool, store)
+    assert (adoption.records, adoption.segments, adoption.torn) == (8, 1, 1)
+    assert path.name in adoption.problems[0]
+    assert not path.exists()
+
+
+def test_a_damaged_record_leaves_a_tombstone_and_the_rest_is_adopted(spool: Path, store: SqliteStore) -> None:
+    telling = whole_rollout("a")
+    path = write_segment(spool, telling.producer, telling.frames)
+    data = path.read_bytes().replace(telling.frames[3].record, b"\0" * len(telling.frames[3].record))
+    path.write_bytes(data)
+    assert adopt_spool(spool, store).segments == 1
+    assert store.high_water(telling.producer) == 9
+    counters = store.stats().counters
+    assert (counters["records"], counters["tombstones"], counters["lost"]) == (8, 1, 1)
+    (summary,) = store.list_rollouts(ALL)
+    assert not summary.complete
+
+
+def test_a_damaged_segment_is_adopted_up_to_the_damage_and_set_aside(spool: Path, store: SqliteStore) -> None:
+    telling = whole_rollout("a")
+    path = write_segment(spool, telling.producer, telling.frames[:4])
+    with path.open("ab") as file:
+        file.write(b"\xff" * 1000)
+    before = path.read_bytes()
+    adoption = adopt_spool(spool, store)
+    assert (adoption.records, adoption.segments, adoption.damaged) == (4, 0, 1)
+    aside = path.with_name(path.name + ".damaged")
+    assert aside.name in adoption.problems[0]
+    assert aside.read_bytes() == before
+    assert adopt_spool(spool, store) == Adoption()
+    assert store.high_water(telling.producer) == 4
+
+
+@pytest.mark.parametrize("content", [b"", b"LSPOOL1\n", b"something else entirely", segment_bytes(b"short", [])])
+def test_what_is_no_segment_is_told_and_left(spool: Path, store: SqliteStore, content: bytes) -> None:
+    telling = whole_rollout("a")
+    write_segment(spool, telling.producer, telling.frames)
+    odd = spool / f"{'0' * 32}-000000000001.seg"
+    odd.write_bytes(content)
+    adoption = adopt_spool(spool, store)
+    assert (adoption.records, adoption.segments, adoption.unreadable) == (9, 1, 1)
+    assert str(odd) in adoption.problems[0]
+    assert odd.read_bytes() == content
+
+
+def test_a_store_that_cannot_be_written_leaves_the_segment(spool: Path, store: SqliteStore) -> None:
+    telling = Telling()
+    telling.record(note={"values": b"y" * 1_000_000})
+    path = write_segment(spool, telling.producer, telling.frames)
+    pages = store._open().execute("PRAGMA page_count").fetchone()[0]
+    store._open().execute(f"PRAGMA max_page_count={pages}")
+    with pytest.raises(StoreError):
+        adopt_spool(spool, store)
+    assert path.exists()
+    store._open().execute("PRAGMA max_page_count=1000000")
+    assert adopt_spool(spool, store) == Adoption(records=1, segments=1)
