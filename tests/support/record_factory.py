@@ -1,4 +1,4 @@
-"""Records, written tersely: a `Tape` is one producer's stream, with a clock that moves by one second a record.
+"""Records, written tersely: a `Tape` is one producer's stream, whose clock moves by one second a record.
 
 A second is 10**9 ns and starts at 0, so that the n-th thing on a machine happens at n seconds.
 """

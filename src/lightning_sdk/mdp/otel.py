@@ -39,7 +39,8 @@ def call_of_span(item: SourcedRecord) -> SourcedRecord | None:
     try:
         span = _read_span(item.record.otel_span.resource_spans)
     except WireError:
-        return _with_call(item, item.record.trace_id, item.record.span_id, Call(api="otel"))
+        unreadable = Call(api="otel", outcome=Outcome.OUTCOME_OK)
+        return _with_call(item, item.record.trace_id, item.record.span_id, unreadable)
     attributes = _attributes(span)
     if attributes.get("gen_ai.operation.name") != "chat":
         return None

@@ -134,4 +134,4 @@ def _rounded(total: Fraction) -> float:
     try:
         return float(total)
     except OverflowError:
-        return math.copysign(sys.float_info.max, total)
+        return sys.float_info.max if total > 0 else -sys.float_info.max
