@@ -13,7 +13,7 @@ from google.protobuf.message import EncodeError
 
 from lightning_sdk.client.forks import grpc_is_inherited, watch_forks
 from lightning_sdk.client.sender import Sender
-from lightning_sdk.client.spool import SpoolWriter
+from lightning_sdk.client.spool import SEGMENT_BYTES, SpoolWriter
 from lightning_sdk.errors import SpoolError
 from lightning_sdk.ids import new_producer
 
@@ -30,13 +30,21 @@ class Producer:
       before the fork the child only spools, and its parent sends.
     """
 
-    def __init__(self, spool_dir: Path, *, destination: str = "", token: str | None = None) -> None:
+    def __init__(
+        self,
+        spool_dir: Path,
+        *,
+        destination: str = "",
+        token: str | None = None,
+        segment_bytes: int = SEGMENT_BYTES,
+    ) -> None:
         """Prepare; nothing is written, and no thread started, before the first `write`.
 
         Args:
             spool_dir: where the segments lie, until they are committed or adopted.
             destination: "grpc://host:port" of a collector, or "": kept for whoever reads the spool.
             token: for the collector.
+            segment_bytes: a segment that would grow beyond this is left for a new one.
 
         Raises:
             ConfigError: destination or token cannot be used.
@@ -44,6 +52,7 @@ class Producer:
         self._spool_dir = Path(spool_dir).absolute()
         self._destination = destination
         self._token = token
+        self._segment_bytes = segment_bytes
         self._closed = False
         self._begin()
         watch_forks(self)
@@ -146,7 +155,11 @@ class Producer:
         spool_only = bool(self._destination) and grpc_is_inherited()
         self._clock = itertools.count(1)
         self._spool = SpoolWriter(
-            self._spool_dir, new_producer(), destination=self._destination, spool_only=spool_only
+            self._spool_dir,
+            new_producer(),
+            destination=self._destination,
+            spool_only=spool_only,
+            segment_bytes=self._segment_bytes,
         )
         self._sender: Sender | None = None
         if self._destination and not spool_only:

@@ -121,7 +121,7 @@ class Source:
                 return False
             if self._reader.damage and not self._reader.torn:
                 # One record at least was there. How many more cannot be known, so their file is kept.
-                if self._lost_through < self._next:
+                if self._next <= self._reader.next_seq:
                     self._lose(self._next, f"{self._reader.damage}; the rest of the segment cannot be read")
                     return False
                 path.replace(path.with_suffix(".damaged"))

@@ -18,7 +18,7 @@ from lightning_sdk.client.spool import SpoolWriter
 # Batches that may be on their way without an answer.
 WINDOW_BATCHES: Final = 16
 # How often the spool is searched for segments of others, and how often those of living children are read on.
-SCAN_INTERVAL_S: Final = 2.0
+SCAN_INTERVAL_S: Final = 1.0
 TAIL_INTERVAL_S: Final = 0.5
 # How long records are gathered for one batch after the first of them.
 _LINGER_S: Final = 0.02
