@@ -12,13 +12,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.frames import Telling, whole_rollout
-from support.segments import file_frame, living_owner, segment_bytes, write_segment
-from support.store_contract import ALL
 
 from lightning_sdk.collector.adopt import Adopter, Adoption, adopt_spool
 from lightning_sdk.collector.store.sqlite import SqliteStore
 from lightning_sdk.errors import StoreError
+from support.frames import Telling, whole_rollout
+from support.full_disk import full_disk
+from support.segments import file_frame, living_owner, segment_bytes, write_segment
+from support.store_contract import ALL
 
 
 @pytest.fixture
@@ -127,7 +128,9 @@ def test_a_damaged_segment_is_adopted_up_to_the_damage_and_set_aside(spool: Path
     assert store.high_water(telling.producer) == 4
 
 
-@pytest.mark.parametrize("content", [b"", b"LSPOOL1\n", b"something else entirely", segment_bytes(b"short", [])])
+@pytest.mark.parametrize(
+    "content", [b"", b"LSPOOL1\n", b"something else entirely", segment_bytes(b"short", [])]
+)
 def test_what_is_no_segment_is_told_and_left(spool: Path, store: SqliteStore, content: bytes) -> None:
     telling = whole_rollout("a")
     write_segment(spool, telling.producer, telling.frames)
@@ -143,10 +146,7 @@ def test_a_store_that_cannot_be_written_leaves_the_segment(spool: Path, store: S
     telling = Telling()
     telling.record(note={"values": b"y" * 1_000_000})
     path = write_segment(spool, telling.producer, telling.frames)
-    pages = store._open().execute("PRAGMA page_count").fetchone()[0]
-    store._open().execute(f"PRAGMA max_page_count={pages}")
-    with pytest.raises(StoreError):
+    with full_disk(store), pytest.raises(StoreError):
         adopt_spool(spool, store)
     assert path.exists()
-    store._open().execute("PRAGMA max_page_count=1000000")
     assert adopt_spool(spool, store) == Adoption(records=1, segments=1)

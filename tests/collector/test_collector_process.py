@@ -18,6 +18,13 @@ from pathlib import Path
 
 import grpc
 import pytest
+
+from lightning_sdk._proto.ingest_pb2 import Frame, IngestRequest
+from lightning_sdk._proto.ingest_pb2_grpc import IngestStub
+from lightning_sdk.collector.server import Collector
+from lightning_sdk.collector.store.sqlite import SqliteStore
+from lightning_sdk.errors import ConfigError, StoreBusyError
+from lightning_sdk.home import Home
 from support.collectors import (
     announced,
     batch_request,
@@ -30,13 +37,6 @@ from support.collectors import (
 from support.frames import note_frame, producer_id, whole_rollout
 from support.segments import write_segment
 from support.store_contract import ALL
-
-from lightning_sdk._proto.ingest_pb2 import Frame, IngestRequest
-from lightning_sdk._proto.ingest_pb2_grpc import IngestStub
-from lightning_sdk.collector.server import Collector
-from lightning_sdk.collector.store.sqlite import SqliteStore
-from lightning_sdk.errors import ConfigError, StoreBusyError
-from lightning_sdk.home import Home
 
 P = producer_id("p")
 
@@ -114,12 +114,14 @@ def test_sigterm_commits_and_acknowledges_what_was_taken(home: Home) -> None:
             requests.put(batch_request(P, [note_frame(seq) for seq in range(first, first + 50)]))
         assert next(answers).ack.committed_through == 50
         process.terminate()
-        acked = 50
-        with pytest.raises(grpc.RpcError) as caught:
+        acked, status = 50, None
+        try:
             for answer in answers:
                 acked = answer.ack.committed_through
+        except grpc.RpcError as error:
+            status = error.code()
         requests.put(None)
-        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert status is grpc.StatusCode.UNAVAILABLE
         assert process.wait(20) == 0
     store = SqliteStore(home.store)
     # Everything that was taken was acknowledged: nothing more is stored than the sender knows of.
@@ -139,7 +141,7 @@ def test_a_sender_that_says_nothing_does_not_keep_it_from_stopping(home: Home) -
 
 
 def _send_until_killed(target: str, frames: list[Frame], kill_after: int, pid: int) -> int:
-    """Send frames in batches of 20; kill the collector when so many are acked. The last number that was acked."""
+    """Send batches of 20; kill the collector when so many are acked. The last number that was acked."""
     acked = 0
 
     def requests() -> Iterator[IngestRequest]:
@@ -149,22 +151,24 @@ def _send_until_killed(target: str, frames: list[Frame], kill_after: int, pid: i
 
     with grpc.insecure_channel(target) as channel:
         answers = IngestStub(channel).Stream(requests(), timeout=60)
-        with pytest.raises(grpc.RpcError):
+        try:
             for answer in answers:
                 acked = answer.ack.committed_through
                 if acked >= kill_after:
                     os.kill(pid, signal.SIGKILL)
-    return acked
+        except grpc.RpcError:
+            return acked
+    raise AssertionError("the stream outlived its collector")
 
 
 def test_kill_9_loses_nothing_that_was_acked_and_doubles_nothing(home: Home) -> None:
     rng = random.Random(11)
-    frames = [note_frame(seq, b'{"x": "' + b"y" * 500 + b'"}') for seq in range(1, 40_001)]
-    for _ in range(4):
+    frames = [note_frame(seq, b'{"x": "' + b"y" * 500 + b'"}') for seq in range(1, 12_001)]
+    for _ in range(3):
         with collector_process(home) as (process, target):
             (ack,) = send(target, [open_request(P)])
             resume = ack.committed_through
-            acked = _send_until_killed(target, frames[resume:], resume + rng.randrange(1, 2000), process.pid)
+            acked = _send_until_killed(target, frames[resume:], resume + rng.randrange(1, 1500), process.pid)
             assert process.wait(20) == -signal.SIGKILL
         store = SqliteStore(home.store)
         stored = store.high_water(P)
@@ -173,11 +177,13 @@ def test_kill_9_loses_nothing_that_was_acked_and_doubles_nothing(home: Home) -> 
         store.close()
     with collector_process(home) as (_, target):
         # As a sender whose acks were lost: everything again, from the very beginning.
-        acks = send(target, [batch_request(P, frames[first : first + 1000]) for first in range(0, 20_000, 1000)])
-        assert acks[-1].committed_through == max(20_000, stored)
+        acks = send(
+            target, [batch_request(P, frames[first : first + 1000]) for first in range(0, 12_000, 1000)]
+        )
+        assert acks[-1].committed_through == 12_000
     store = SqliteStore(home.store)
     counters = store.stats().counters
-    assert counters["records"] == max(20_000, stored)
+    assert counters["records"] == 12_000
     assert (counters["integrity_errors"], counters["tombstones"]) == (0, 0)
     store.close()
 

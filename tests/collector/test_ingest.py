@@ -17,14 +17,15 @@ from pathlib import Path
 
 import grpc
 import pytest
-from support.collectors import batch_request, collector_thread, open_request, send, wait_until
-from support.frames import Telling, note_frame, producer_id, whole_rollout
-from support.store_contract import ALL
 
 from lightning_sdk._proto.ingest_pb2 import Ack, Frame, IngestRequest
 from lightning_sdk._proto.ingest_pb2_grpc import IngestStub
 from lightning_sdk.collector.store.base import Batch
 from lightning_sdk.collector.store.sqlite import SqliteStore
+from support.collectors import batch_request, collector_thread, open_request, send, wait_until
+from support.frames import Telling, note_frame, producer_id, whole_rollout
+from support.full_disk import full_disk
+from support.store_contract import ALL
 
 P = producer_id("p")
 
@@ -61,7 +62,10 @@ def test_one_stream_carries_many_producers(target: str, store: SqliteStore) -> N
 
 
 def test_an_ack_is_sent_only_when_another_process_can_read_the_record(target: str, tmp_path: Path) -> None:
-    count = "import sqlite3, sys; print(sqlite3.connect(sys.argv[1]).execute('SELECT count(*) FROM records').fetchone()[0])"
+    count = (
+        "import sqlite3, sys; db = sqlite3.connect(sys.argv[1]); "
+        "print(db.execute('SELECT count(*) FROM records').fetchone()[0])"
+    )
     requests: queue.Queue[IngestRequest | None] = queue.Queue()
     with grpc.insecure_channel(target) as channel:
         answers = IngestStub(channel).Stream(iter(requests.get, None), timeout=60)
@@ -69,7 +73,10 @@ def test_an_ack_is_sent_only_when_another_process_can_read_the_record(target: st
             requests.put(batch_request(P, [note_frame(seq)]))
             assert next(answers).ack.committed_through == seq
             done = subprocess.run(
-                [sys.executable, "-c", count, str(tmp_path / "traces.db")], capture_output=True, text=True, check=True
+                [sys.executable, "-c", count, str(tmp_path / "traces.db")],
+                capture_output=True,
+                text=True,
+                check=True,
             )
             assert int(done.stdout) == seq
         requests.put(None)
@@ -88,6 +95,7 @@ def test_refusals_come_with_the_ack(target: str) -> None:
         (open_request(b""), "16 bytes, not 0"),
         (open_request(b"x" * 17), "16 bytes, not 17"),
         (batch_request(b"x" * 1000, [note_frame(1)]), "16 bytes, not 1000"),
+        (batch_request(P, [Frame()] * 20_000), "20000 records, of at most 16384"),
     ],
 )
 def test_a_message_that_makes_no_sense_ends_its_stream_and_no_other(
@@ -166,7 +174,12 @@ def slow_store(tmp_path: Path) -> Iterator[_SlowStore]:
 
 def test_what_queues_up_is_committed_together(slow_store: _SlowStore) -> None:
     with collector_thread(slow_store) as target:
-        streams = [threading.Thread(target=send, args=(target, [batch_request(producer_id(str(i)), [note_frame(1)])])) for i in range(5)]
+        streams = [
+            threading.Thread(
+                target=send, args=(target, [batch_request(producer_id(str(i)), [note_frame(1)])])
+            )
+            for i in range(5)
+        ]
         streams[0].start()
         assert slow_store.writing.wait(20)
         for stream in streams[1:]:
@@ -203,19 +216,20 @@ def test_a_store_that_does_not_keep_up_stops_the_sender(slow_store: _SlowStore) 
         assert [answer.ack.committed_through for answer in answers] == list(range(1, batches + 1))
 
 
-def test_a_store_that_cannot_be_written_is_told_as_a_reason_to_try_again(target: str, store: SqliteStore) -> None:
-    pages = store._open().execute("PRAGMA page_count").fetchone()[0]
-    store._open().execute(f"PRAGMA max_page_count={pages}")
-    with pytest.raises(grpc.RpcError) as caught:
+def test_a_store_that_cannot_be_written_is_told_as_a_reason_to_try_again(
+    target: str, store: SqliteStore
+) -> None:
+    with full_disk(store), pytest.raises(grpc.RpcError) as caught:
         send(target, [batch_request(P, [note_frame(1, b"y" * 1_000_000)])])
     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
     assert "make room on the disk" in caught.value.details()
-    store._open().execute("PRAGMA max_page_count=1000000")
     (ack,) = send(target, [batch_request(P, [note_frame(1, b"y" * 1_000_000)])])
     assert ack.committed_through == 1
 
 
-def test_a_sender_that_disappears_leaves_what_it_sent(target: str, store: SqliteStore, tmp_path: Path) -> None:
+def test_a_sender_that_disappears_leaves_what_it_sent(
+    target: str, store: SqliteStore, tmp_path: Path
+) -> None:
     telling = Telling()
     for index in range(200):
         telling.reward(f"r{index}")

@@ -21,6 +21,7 @@ from lightning_sdk.collector.store.sqlite import SqliteStore
 from lightning_sdk.collector.store.sqlite_read import SqliteReader
 from lightning_sdk.errors import StoreError
 from support.frames import note_frame, producer_id, whole_rollout
+from support.full_disk import full_disk
 from support.store_contract import ALL, OpenStore, StoreContract, add
 
 P = producer_id("p")
@@ -109,15 +110,15 @@ def test_a_reader_does_not_make_a_store(path: Path) -> None:
 
 def test_a_full_disk_refuses_the_whole_write_and_room_mends_it(store: SqliteStore) -> None:
     store.append(P, [note_frame(1)])
-    pages = store._open().execute("PRAGMA page_count").fetchone()[0]
-    store._open().execute(f"PRAGMA max_page_count={pages + 1}")
     big = b'{"x": "' + b"y" * 100_000 + b'"}'
-    with pytest.raises(StoreError, match=r"cannot be written \(database or disk is full\): make room"):
+    with (
+        full_disk(store),
+        pytest.raises(StoreError, match=r"cannot be written \(database or disk is full\): make room"),
+    ):
         store.append_many([(producer_id("new"), [note_frame(1)]), (P, [note_frame(2), note_frame(3, big)])])
     assert store.high_water(P) == 1
     assert store.stats().counters["records"] == 1
     assert store.stats().counters["producers"] == 1
-    store._open().execute("PRAGMA max_page_count=1000000")
     assert store.append(P, [note_frame(2), note_frame(3, big)]).committed_through == 3
 
 

@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, TypeVar
 
 import grpc
@@ -29,7 +28,8 @@ from lightning_sdk.collector.server import run_collector
 from lightning_sdk.errors import LightningError
 from lightning_sdk.home import Home
 try:
-    run_collector(Home.locate(sys.argv[1]), port=int(sys.argv[2]), on_ready=lambda address: print(address, flush=True))
+    home, port = Home.locate(sys.argv[1]), int(sys.argv[2])
+    run_collector(home, port=port, on_ready=lambda address: print(address, flush=True))
 except LightningError as error:
     sys.exit(f"{type(error).__name__}: {error}")
 """
@@ -114,5 +114,3 @@ def send(target: str, requests: list[IngestRequest], metadata: Any = ()) -> list
     with grpc.insecure_channel(target) as channel:
         answers = IngestStub(channel).Stream(iter(requests), metadata=metadata, timeout=30)
         return [answer.ack for answer in answers]
-
-

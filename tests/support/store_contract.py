@@ -252,6 +252,8 @@ class StoreContract:
             (Outcome.OUTCOME_OK, "succeeded"),
             (Outcome.OUTCOME_ERROR, "failed"),
             (Outcome.OUTCOME_CANCELLED, "cancelled"),
+            (Outcome.OUTCOME_CLOSED_EARLY, "cancelled"),
+            (Outcome.OUTCOME_ABANDONED, "cancelled"),
         ],
     )
     def test_the_outcome_is_that_of_the_end(self, store: Store, outcome: Outcome, expected: str) -> None:

@@ -30,7 +30,7 @@ class Adoption:
     torn: int = 0
     # Segments that could not be read to their end, now called *.damaged.
     damaged: int = 0
-    # Files that could not be read at all; left as they are.
+    # Files that could not be read at all, or not deleted; left as they are.
     unreadable: int = 0
     # Segments that are owed elsewhere, by destination; left as they are.
     waiting: Mapping[str, int] = field(default_factory=dict)
@@ -161,21 +161,31 @@ class _Pass:
                 self._records += len(new)
 
     def _remove(self, path: Path, reader: SegmentReader) -> None:
-        """Its owner is gone and all that can be read is stored: delete it, or set it aside."""
-        if reader.damage is not None and not reader.torn:
-            path.rename(path.with_name(path.name + DAMAGED_SUFFIX))
-            self._found["damaged"] += 1
+        """Its owner is gone and all that can be read is stored: delete it, or set it aside.
+
+        Raises:
+            SpoolError: the directory does not allow it; the next pass tries again.
+        """
+        damaged = reader.damage is not None and not reader.torn
+        try:
+            if damaged:
+                path.rename(path.with_name(path.name + DAMAGED_SUFFIX))
+            else:
+                path.unlink()
+        except OSError as error:
+            raise SpoolError(
+                f"{path} is in the store, but cannot be deleted ({error.strerror}): make its directory writable"
+            ) from None
+        self._found["damaged" if damaged else "segments"] += 1
+        if damaged:
             self._problems.append(
                 f"{path.name} is damaged {reader.damage}: kept as {path.name}{DAMAGED_SUFFIX}"
             )
-            return
-        if reader.torn:
+        elif reader.torn:
             self._found["torn"] += 1
             self._problems.append(
                 f"the last record of {path.name} was never written to its end ({reader.damage})"
             )
-        path.unlink()
-        self._found["segments"] += 1
 
     def _unreadable(self, path: Path, error: SpoolError) -> None:
         if path.exists():  # else another process has adopted it meanwhile

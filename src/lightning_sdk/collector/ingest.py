@@ -17,6 +17,8 @@ from lightning_sdk.errors import CollectorError, WireError
 
 # Batches of one stream between being read and being acked. Senders keep 8 to 16 in flight.
 _WINDOW: Final = 32
+# One batch is one step of the writer: it must not keep the other streams waiting.
+_MAX_FRAMES: Final = 16_384
 
 
 class IngestService(IngestServicer):
@@ -77,6 +79,8 @@ class IngestService(IngestServicer):
         producer = request.open.producer if kind == "open" else request.batch.producer
         check_producer(producer)
         frames = () if kind == "open" else request.batch.frames
+        if len(frames) > _MAX_FRAMES:
+            raise WireError(f"a batch of {len(frames)} records, of at most {_MAX_FRAMES}: send several")
         return await self._committer.submit([(producer, frames)], request.ByteSize())
 
 

@@ -33,6 +33,8 @@ from lightning_sdk.records import OtelSpan, Record, checksum
 _MARK: Final = "gen_ai."
 _TRACE_ID_BYTES: Final = 16
 _SPAN_ID_BYTES: Final = 8
+# How many different ones the answer tells.
+_MAX_REASONS: Final = 5
 
 
 class TraceService(TraceServiceServicer):
@@ -48,28 +50,28 @@ class TraceService(TraceServiceServicer):
         request: ExportTraceServiceRequest,
         context: grpc.aio.ServicerContext[Any, Any],
     ) -> ExportTraceServiceResponse:
-        """Store the spans that tell of model calls. Ids that are none are rejected, the others stored."""
+        """Store the spans that tell of model calls; the answer tells how many were rejected, and why."""
         batches: list[Batch] = []
-        rejected = 0
+        reasons: list[str] = []
         for resource_spans, span in _spans(request):
             if not any(attribute.key.startswith(_MARK) for attribute in span.attributes):
                 self.counters["otlp_ignored"] += 1
-            elif not _has_ids(span):
-                rejected += 1
+            elif not _is_storable(span):
+                reasons.append("no trace id of 16 and span id of 8 bytes, or no possible time")
             else:
                 batches.append(_to_batch(resource_spans, span))
         try:
             if batches:
-                await (await self._committer.submit(batches, request.ByteSize()))
+                acks = await (await self._committer.submit(batches, request.ByteSize()))
+                reasons += [refusal.reason for ack in acks for refusal in ack.refusals]
         except Exception as error:
             await abort_with(context, error)
-        self.counters["otlp_rejected"] += rejected
-        if not rejected:
+        self.counters["otlp_rejected"] += len(reasons)
+        if not reasons:
             return ExportTraceServiceResponse()
         return ExportTraceServiceResponse(
             partial_success=ExportTracePartialSuccess(
-                rejected_spans=rejected,
-                error_message=f"{rejected} spans without a trace id of 16 and a span id of 8 bytes",
+                rejected_spans=len(reasons), error_message="; ".join(sorted(set(reasons))[:_MAX_REASONS])
             )
         )
 
@@ -93,7 +95,7 @@ def _spans(request: ExportTraceServiceRequest) -> Iterator[tuple[ResourceSpans, 
                 )
 
 
-def _has_ids(span: Span) -> bool:
+def _is_storable(span: Span) -> bool:
     return (
         len(span.trace_id) == _TRACE_ID_BYTES
         and any(span.trace_id)

@@ -15,8 +15,8 @@ from lightning_sdk.collector.adopt import adopt_spool
 from lightning_sdk.collector.auth import bearer
 from lightning_sdk.collector.status import from_status
 from lightning_sdk.collector.store.base import RecordReader, SourcedRollout, to_sourced
+from lightning_sdk.collector.store.home import open_home_store
 from lightning_sdk.collector.store.ownership import owner_pid
-from lightning_sdk.collector.store.sqlite import SqliteStore
 from lightning_sdk.collector.store.sqlite_read import SqliteReader
 from lightning_sdk.errors import StoreBusyError
 from lightning_sdk.home import Home
@@ -54,7 +54,6 @@ def open_reader(home: Home, *, endpoint: str | None = None, token: str | None = 
     """
     if endpoint:
         return RemoteReader(endpoint, token)
-    home.ensure()
     deadline = time.monotonic() + _PATIENCE_S
     while True:
         try:
@@ -70,7 +69,7 @@ def open_reader(home: Home, *, endpoint: str | None = None, token: str | None = 
 
 
 def _adopt_and_open(home: Home) -> Reader:
-    store = SqliteStore(home.store)
+    store = open_home_store(home)
     try:
         adopt_spool(home.spool, store)
     finally:

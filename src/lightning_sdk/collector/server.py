@@ -27,7 +27,7 @@ from lightning_sdk.collector.ingest import IngestService
 from lightning_sdk.collector.otlp import TraceService
 from lightning_sdk.collector.read_service import ReadService
 from lightning_sdk.collector.store.base import Store
-from lightning_sdk.collector.store.sqlite import SqliteStore
+from lightning_sdk.collector.store.home import open_home_store
 from lightning_sdk.errors import ConfigError, SpoolError, StoreError
 from lightning_sdk.home import Home
 
@@ -124,7 +124,8 @@ class Collector:
         await self._committer.close()
         async with self._adopting:
             if self._adopter:
-                await asyncio.to_thread(self._adopter.close)
+                self._adopter.close()
+                self._adopter = None
 
     def _bind(self) -> int:
         _check_bindable(self._host, self._port)
@@ -140,11 +141,15 @@ class Collector:
 
     async def _adopt(self) -> None:
         """One pass over the spool. What goes wrong there is told once and keeps nothing else from working."""
-        if self._adopter is None:
-            return
+        # Shielded, since a pass in its thread goes on when whoever waits for it is cancelled: only the pass
+        # itself may give up the lock that keeps the next one from starting.
+        await asyncio.shield(asyncio.create_task(self._one_pass()))
+
+    async def _one_pass(self) -> None:
         async with self._adopting:
-            # Shielded: a pass is never left running while the next one starts.
-            problems = await asyncio.shield(asyncio.create_task(asyncio.to_thread(_adopt, self._adopter)))
+            if self._adopter is None:
+                return
+            problems = await asyncio.to_thread(_adopt, self._adopter)
         for problem in set(problems) - self._problems:
             _log.warning("%s", problem)
         self._problems.update(problems)
@@ -174,14 +179,7 @@ def run_collector(
         StoreBusyError: another process owns the store.
         StoreError: the store cannot be opened.
     """
-    try:
-        home.ensure()
-    except OSError as error:
-        raise StoreError(
-            f"the state directory {home.path} cannot be made ({error.strerror}): "
-            "choose another with LIGHTNING_HOME"
-        ) from None
-    store = SqliteStore(home.store)
+    store = open_home_store(home)
     try:
         asyncio.run(_serve(home, store, host, port, token, on_ready))
     finally:
@@ -198,12 +196,22 @@ async def _serve(
     endpoint = local_endpoint(host, await collector.start())
     announcement = Announcement(endpoint, os.getpid())
     try:
-        announcement.write(home.collector)
+        _announce(announcement, home.collector)
         on_ready(endpoint)
         await stop.wait()
     finally:
         announcement.withdraw(home.collector)
         await collector.stop()
+
+
+def _announce(announcement: Announcement, path: Path) -> None:
+    try:
+        announcement.write(path)
+    except OSError as error:
+        raise StoreError(
+            f"{path} cannot be written ({error.strerror}), so that no reader would find this collector: "
+            "make room, or choose another directory with LIGHTNING_HOME"
+        ) from None
 
 
 def _adopt(adopter: Adopter) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from lightning_sdk.errors import StoreBusyError, StoreError
@@ -36,8 +37,10 @@ class Ownership:
                 f"the store {store} is in use by {who}: wait for it or stop it, "
                 "or choose another directory with LIGHTNING_HOME"
             ) from None
-        os.ftruncate(self._descriptor, 0)
-        os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
+        # Only for the sentence that others get; on a full disk they get one without it.
+        with suppress(OSError):
+            os.ftruncate(self._descriptor, 0)
+            os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
 
     def release(self) -> None:
         """Let others have it. The file stays: were it deleted, two processes could lock two of one name."""

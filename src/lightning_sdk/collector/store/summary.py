@@ -9,9 +9,12 @@ from lightning_sdk._proto.read_pb2 import RolloutSummary
 from lightning_sdk.records import Outcome, Record
 
 RUNNING: Final = "running"
+# As the assembly names them.
 _OUTCOMES: Final[dict[int, str]] = {
     Outcome.OUTCOME_OK: "succeeded",
     Outcome.OUTCOME_CANCELLED: "cancelled",
+    Outcome.OUTCOME_CLOSED_EARLY: "cancelled",
+    Outcome.OUTCOME_ABANDONED: "cancelled",
 }
 
 

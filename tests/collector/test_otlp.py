@@ -1,0 +1,164 @@
+"""OTLP over gRPC on the collector's port, fed by the stock exporter of the OpenTelemetry SDK.
+
+1. Spans with gen_ai attributes are stored as they came, each under its trace; others are dropped, counted.
+2. A span that is sent again is stored once.
+3. What is no span is rejected in the answer, and the rest of the request is stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import TraceServiceStub
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
+from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter, SpanExportResult
+
+from lightning_sdk._proto.read_pb2 import StatsRequest
+from lightning_sdk._proto.read_pb2_grpc import ReadStub
+from lightning_sdk.collector.store.sqlite import SqliteStore
+from support.collectors import collector_thread
+from support.full_disk import full_disk
+from support.store_contract import ALL
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[SqliteStore]:
+    store = SqliteStore(tmp_path / "traces.db")
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def target(store: SqliteStore) -> Iterator[str]:
+    with collector_thread(store) as target:
+        yield target
+
+
+def stored_spans(store: SqliteStore) -> dict[str, list[ResourceSpans]]:
+    """By rollout id, what its OtelSpan records hold."""
+    return {
+        summary.rollout_id: [
+            ResourceSpans.FromString(each.record.otel_span.resource_spans) for each in records
+        ]
+        for summary, records in store.read_rollouts(ALL)
+    }
+
+
+def gen_ai_span(trace_id: bytes = b"t" * 16, span_id: bytes = b"s" * 8, **fields: object) -> Span:
+    model = KeyValue(key="gen_ai.request.model", value=AnyValue(string_value="tiny"))
+    return Span(trace_id=trace_id, span_id=span_id, attributes=[model], **fields)
+
+
+def request_of(*spans: Span) -> ExportTraceServiceRequest:
+    return ExportTraceServiceRequest(resource_spans=[ResourceSpans(scope_spans=[ScopeSpans(spans=spans)])])
+
+
+class _Keeping(SpanExporter):
+    """Keeps the spans, so that a test can send them again."""
+
+    def __init__(self) -> None:
+        self.spans: list[ReadableSpan] = []
+
+    def export(self, spans: object) -> SpanExportResult:
+        self.spans += spans  # type: ignore[operator]
+        return SpanExportResult.SUCCESS
+
+
+def test_the_stock_exporter_delivers_model_calls_and_a_retry_doubles_nothing(
+    target: str, store: SqliteStore
+) -> None:
+    kept = _Keeping()
+    provider = TracerProvider(resource=Resource({"service.name": "their agent"}))
+    provider.add_span_processor(SimpleSpanProcessor(kept))
+    tracer = provider.get_tracer("their.instrumentation", "1.2")
+    with tracer.start_as_current_span("agent run") as root:
+        for model in ("tiny", "small"):
+            with tracer.start_as_current_span("chat", attributes={"gen_ai.request.model": model}):
+                pass
+    exporter = OTLPSpanExporter(endpoint=target, insecure=True)
+    for _ in range(2):
+        assert exporter.export(kept.spans) is SpanExportResult.SUCCESS
+    exporter.shutdown()
+
+    trace_id = f"{root.get_span_context().trace_id:032x}"
+    ((rollout, found),) = stored_spans(store).items()
+    assert rollout == f"ro_{trace_id}"
+    assert len(found) == 2
+    for resource_spans in found:
+        (scope_spans,) = resource_spans.scope_spans
+        (span,) = scope_spans.spans
+        assert span.trace_id.hex() == trace_id
+        assert scope_spans.scope.name == "their.instrumentation"
+        assert [(each.key, each.value.string_value) for each in resource_spans.resource.attributes] == [
+            ("service.name", "their agent")
+        ]
+    models = {span.attributes[0].value.string_value for each in found for span in each.scope_spans[0].spans}
+    assert models == {"tiny", "small"}
+    assert store.stats().counters["duplicates"] == 2
+    with grpc.insecure_channel(target) as channel:
+        counters = ReadStub(channel).GetStats(StatsRequest()).counters
+    assert counters["otlp_ignored"] == 2
+
+
+def test_a_span_becomes_a_record_of_its_trace(target: str, store: SqliteStore) -> None:
+    span = gen_ai_span(start_time_unix_nano=100, end_time_unix_nano=200, name="chat")
+    with grpc.insecure_channel(target) as channel:
+        answer = TraceServiceStub(channel).Export(request_of(span))
+    assert not answer.HasField("partial_success")
+    ((summary, (sourced,)),) = store.read_rollouts(ALL)
+    record = sourced.record
+    assert (summary.rollout_id, record.group_id) == (f"ro_{(b't' * 16).hex()}",) * 2
+    assert (record.trace_id, record.span_id, record.attempt) == (b"t" * 16, b"s" * 8, 1)
+    assert (record.start_ns, record.end_ns, sourced.seq) == (100, 200, 1)
+    assert ResourceSpans.FromString(record.otel_span.resource_spans).scope_spans[0].spans[0] == span
+
+
+def test_what_has_no_ids_is_rejected_and_the_rest_is_stored(target: str, store: SqliteStore) -> None:
+    request = request_of(
+        gen_ai_span(span_id=b"s" * 8),
+        gen_ai_span(trace_id=b"short"),
+        gen_ai_span(trace_id=bytes(16)),
+        gen_ai_span(span_id=b""),
+        gen_ai_span(span_id=b"2" * 8, start_time_unix_nano=1 << 63),
+    )
+    with grpc.insecure_channel(target) as channel:
+        answer = TraceServiceStub(channel).Export(request)
+        counters = ReadStub(channel).GetStats(StatsRequest()).counters
+    assert answer.partial_success.rejected_spans == 4
+    assert "16" in answer.partial_success.error_message
+    assert counters["otlp_rejected"] == 4
+    assert counters["records"] == 1
+
+
+def test_another_span_under_the_same_ids_is_rejected(target: str, store: SqliteStore) -> None:
+    with grpc.insecure_channel(target) as channel:
+        export = TraceServiceStub(channel).Export
+        assert not export(request_of(gen_ai_span(name="one"))).HasField("partial_success")
+        assert export(request_of(gen_ai_span(name="two"))).partial_success.rejected_spans == 1
+    assert store.stats().counters["integrity_errors"] == 1
+
+
+def test_an_empty_request_is_answered(target: str) -> None:
+    with grpc.insecure_channel(target) as channel:
+        answer = TraceServiceStub(channel).Export(ExportTraceServiceRequest())
+    assert not answer.HasField("partial_success")
+
+
+def test_a_store_that_cannot_be_written_asks_the_exporter_to_try_again(
+    target: str, store: SqliteStore
+) -> None:
+    big = gen_ai_span(name="x" * 1_000_000)
+    with grpc.insecure_channel(target) as channel:
+        with full_disk(store), pytest.raises(grpc.RpcError) as caught:
+            TraceServiceStub(channel).Export(request_of(big))
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        TraceServiceStub(channel).Export(request_of(big))
+    assert store.stats().counters["records"] == 1
