@@ -282,6 +282,29 @@ class StoreContract:
         add(store, child)
         assert summary_of(store, "a").complete
 
+    def test_it_is_incomplete_while_the_join_of_a_producer_is_missing(self, store: Store) -> None:
+        child = Telling("child")
+        child.record("a", join={"pid": 2})
+        child.call("a", "ca_child")
+        add(store, whole_rollout("a"))
+        store.append(child.producer, child.frames[1:])
+        assert not summary_of(store, "a").complete
+
+    def test_a_reward_of_a_producer_that_never_joined_leaves_it_complete(self, store: Store) -> None:
+        judge = Telling("judge")
+        judge.reward("a", 0.5)
+        add(store, whole_rollout("a"), judge)
+        assert summary_of(store, "a").complete
+
+    def test_a_producer_that_joined_again_must_leave_again(self, store: Store) -> None:
+        telling = whole_rollout("a")
+        telling.record("a", join={"pid": 1})
+        add(store, telling)
+        assert not summary_of(store, "a").complete
+        telling.leave("a")
+        add(store, telling)
+        assert summary_of(store, "a").complete
+
     def test_a_late_reward_does_not_stand_for_a_missing_record(self, store: Store) -> None:
         telling = whole_rollout("a")
         telling.reward("a", 0.5)

@@ -174,7 +174,7 @@ class _Pass:
                 path.unlink()
         except OSError as error:
             raise SpoolError(
-                f"{path} is in the store, but cannot be deleted ({error.strerror}): make its directory writable"
+                f"{path} was adopted but cannot be deleted ({error.strerror}): make its directory writable"
             ) from None
         self._found["damaged" if damaged else "segments"] += 1
         if damaged:
@@ -184,7 +184,7 @@ class _Pass:
         elif reader.torn:
             self._found["torn"] += 1
             self._problems.append(
-                f"the last record of {path.name} was never written to its end ({reader.damage})"
+                f"the last record of {path.name} was not written to its end ({reader.damage})"
             )
 
     def _unreadable(self, path: Path, error: SpoolError) -> None:

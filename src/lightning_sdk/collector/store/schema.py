@@ -93,10 +93,9 @@ CREATE TABLE participants (
     rollout INTEGER NOT NULL REFERENCES rollouts,
     attempt INTEGER NOT NULL,
     producer INTEGER NOT NULL REFERENCES producers,
-    joins INTEGER NOT NULL DEFAULT 0,
-    leaves INTEGER NOT NULL DEFAULT 0,
-    left_count INTEGER NOT NULL DEFAULT 0,  -- records written there up to its latest leave,
-    left_seq INTEGER NOT NULL DEFAULT 0,    -- which has this number
+    joined_seq INTEGER NOT NULL DEFAULT 0,  -- number of its latest join; 0: none is here
+    left_seq INTEGER NOT NULL DEFAULT 0,    -- number of its latest leave; 0: none is here
+    left_count INTEGER NOT NULL DEFAULT 0,  -- records that it had written there by then
     PRIMARY KEY (rollout, attempt, producer)
 ) WITHOUT ROWID;
 CREATE TABLE counters (

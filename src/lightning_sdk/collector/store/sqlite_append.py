@@ -21,6 +21,11 @@ from lightning_sdk.errors import WireError
 from lightning_sdk.records import Record
 
 _CALL: Final = KINDS["call"]
+# Only a producer that joined can have written these: where its Join is missing, something is lost.
+_MEMBERS_ONLY: Final = ", ".join(
+    str(KINDS[kind])
+    for kind in ("rollout_start", "rollout_end", "leave", "scope_start", "scope_end", "call", "tool_call")
+)
 _MAX_REASON_CHARACTERS: Final = 500
 
 _STATE_NAMES: Final = [field.name for field in fields(RolloutState)]
@@ -283,24 +288,35 @@ class AppendTransaction:
         execute("INSERT OR IGNORE INTO participants (rollout, attempt, producer) VALUES (?, ?, ?)", key)
         where = "WHERE rollout = ? AND attempt = ? AND producer = ?"
         if record.HasField("join"):
-            execute(f"UPDATE participants SET joins = joins + 1 {where}", key)
+            execute(f"UPDATE participants SET joined_seq = max(joined_seq, ?) {where}", (frame.seq, *key))
             return
-        execute(f"UPDATE participants SET leaves = leaves + 1 {where}", key)
         execute(
             f"UPDATE participants SET left_count = ?, left_seq = ? {where} AND left_seq < ?",
             (min(record.leave.count, MAX_INT), frame.seq, *key, frame.seq),
         )
 
     def _all_left(self, touched: _Touched) -> bool:
-        """Whether all producers that joined the latest attempt have left, with their records here."""
+        """Whether all producers that joined the latest attempt have left, with their records here.
+
+        As the assembly decides it.
+        """
+        of_attempt = (touched.no, touched.state.attempt)
         (joined, waiting) = self._connection.execute(
-            "SELECT count(*), coalesce(sum(leaves < joins OR left_count > ("
+            "SELECT count(*), total(joined_seq = 0 OR left_seq < joined_seq OR left_count <> ("
             "  SELECT count(*) FROM records WHERE rollout = ?1 AND attempt = ?2"
-            "  AND producer = participants.producer AND seq <= left_seq)), 0) "
+            "  AND producer = participants.producer AND seq <= left_seq)) "
             "FROM participants WHERE rollout = ?1 AND attempt = ?2",
-            (touched.no, touched.state.attempt),
+            of_attempt,
         ).fetchone()
-        return bool(joined) and not waiting
+        if waiting or not joined:
+            return False
+        stranger = self._connection.execute(
+            "SELECT 1 FROM records WHERE rollout = ?1 AND attempt = ?2 "
+            f"AND kind IN ({_MEMBERS_ONLY}) AND producer NOT IN "
+            "(SELECT producer FROM participants WHERE rollout = ?1 AND attempt = ?2) LIMIT 1",
+            of_attempt,
+        ).fetchone()
+        return stranger is None
 
 
 def read_high_water(connection: sqlite3.Connection, producer: bytes) -> int:
