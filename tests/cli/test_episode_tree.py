@@ -35,7 +35,7 @@ def drawn(
     console = Console(file=io.StringIO(), width=width, highlight=False, markup=False, emoji=False)
     console.print(render_episode(episode, calls or {}, full=full))
     assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue()
+    return "".join(f"{line.rstrip()}\n" for line in console.file.getvalue().splitlines())
 
 
 QUESTION = {
@@ -121,8 +121,8 @@ def test_full_shows_every_new_message_whole() -> None:
     text = drawn(two_agents(), full=True)
     assert "    │     system: You calculate.\n" in text
     assert (
-        "    │     user: What is 12 * 7? Use the calculator and answer with nothing but the\n"
-        "    │     number.\n"
+        "    │     user: What is 12 * 7? Use the calculator and answer with nothing but\n"
+        "    │     the number.\n"
     ) in text
     assert (
         '    ├── tool calculate  3ms\n    │     arguments: expression="12 * 7"\n    │     result: 84\n'
@@ -163,7 +163,7 @@ def test_what_went_wrong_says_so() -> None:
         "    │     unusable: error\n"
         "    ├── #1 tiny-model  stop  100ms  order by clock\n"
         "    │     user: What is 12 * 7?\n"
-        "    │     reply: \n"
+        "    │     reply:\n"
         "    │     unusable: empty_response\n"
         "    └── tool search(q=\"tea\")  3ms  error: KeyError: 'q'\n"
         "\n"
@@ -244,7 +244,7 @@ def test_text_cannot_act_on_the_terminal() -> None:
 @pytest.mark.parametrize(
     ("content", "shown"),
     [
-        (None, "user: \n"),
+        (None, "user:\n"),
         (
             [{"type": "text", "text": "look"}, {"type": "image_url", "image_url": {"url": "x"}}],
             "user: look [image_url]\n",

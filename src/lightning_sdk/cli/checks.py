@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import importlib
 import platform
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
+from pathlib import Path
 from typing import Final, Literal
 
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from lightning_sdk import testing
+from lightning_sdk._proto.read_pb2 import Stats
 from lightning_sdk.cli import wording
 from lightning_sdk.cli.reading import Source
 from lightning_sdk.cli.spool_state import inspect_spool
-from lightning_sdk.client.integrations import status
+from lightning_sdk.client.integrations import IntegrationStatus, status
+from lightning_sdk.collector.address import read_announcement
+from lightning_sdk.collector.store.ownership import owner_pid
 from lightning_sdk.errors import LightningError
+from lightning_sdk.home import Home
 from lightning_sdk.version import DISTRIBUTION, version
 
-# "note" is worth knowing, "broken" makes the exit code 1, "skipped" could not be looked at.
-State = Literal["ok", "note", "broken", "skipped"]
+# "absent": not installed, which may be meant; "warning": wants a look; "broken": the exit code is 1.
+State = Literal["ok", "absent", "warning", "broken"]
 
 # The other product whose import package has our name.
 OTHER_PRODUCT: Final = "lightning-sdk"
@@ -57,7 +65,7 @@ def versions() -> Iterator[Check]:
         found = _installed(name)
         requirement = wanted.get(canonicalize_name(name))
         if found is None:
-            state: State = "note" if requirement is None else "broken"
+            state: State = "absent" if requirement is None else "broken"
             yield Check("versions", name, state, "not installed")
         elif requirement is not None and not _satisfies(requirement, found):
             yield Check(
@@ -72,7 +80,7 @@ def extras() -> Iterator[Check]:
     try:
         names = metadata.metadata(DISTRIBUTION).get_all("Provides-Extra") or []
     except metadata.PackageNotFoundError:
-        yield Check("extras", "all", "skipped", f"{DISTRIBUTION} runs from a folder that was never installed")
+        yield Check("extras", "all", "absent", f"{DISTRIBUTION} runs from a folder that was never installed")
         return
     for extra in names:
         lacking = [
@@ -81,7 +89,7 @@ def extras() -> Iterator[Check]:
             if (found := _installed(each.name)) is None or not _satisfies(each, found)
         ]
         if lacking:
-            yield Check("extras", extra, "note", f"not installed: lacks {', '.join(lacking)}")
+            yield Check("extras", extra, "absent", f"not installed: lacks {', '.join(lacking)}")
         else:
             yield Check("extras", extra, "ok", "installed")
 
@@ -93,51 +101,79 @@ def other_product() -> Iterator[Check]:
         yield Check(
             "versions",
             OTHER_PRODUCT,
-            "broken",
-            f"{found} is installed too: another product with the same import name, lightning_sdk: each "
-            f"overwrites the other; uninstall it and reinstall {DISTRIBUTION}",
+            "warning",
+            f"{found} is installed too: another product with the same import name lightning_sdk, so that "
+            f"each overwrites files of the other; uninstall it and reinstall {DISTRIBUTION}",
         )
 
 
 def integrations() -> Iterator[Check]:
-    """Each integration: its target's version against the tested range, and whether it installs."""
-    states: dict[str, State] = {"installed": "ok", "failed": "broken", "absent": "note", "untested": "note"}
-    for each in status():
-        installed = f"{each.distribution} {each.installed_version or 'not installed'}"
-        yield Check(
-            "integrations",
-            each.name,
-            states.get(each.state, "note"),
-            f"{installed}: {each.detail or each.state}; tested with {each.versions}",
-        )
+    """Each integration: its library's version against the tested range, and whether it installs."""
+    try:
+        with testing.capture():
+            for each in status():
+                if each.installed_version is not None:
+                    importlib.import_module(each.target)
+            found = status()
+    except Exception as error:  # whatever the installed versions do together is the finding
+        yield Check("integrations", "all", "broken", f"{type(error).__name__}: {error}")
+        return
+    for each in found:
+        yield Check("integrations", each.name, *_integration_state(each))
+
+
+def _integration_state(each: IntegrationStatus) -> tuple[State, str]:
+    library = f"{each.distribution} {each.installed_version}"
+    if each.state == "absent":
+        return "absent", f"{each.distribution} is not installed (tested with {each.versions})"
+    if each.state != "installed":
+        return "broken", f"{library}: {each.detail or each.state}"
+    if not SpecifierSet(each.versions).contains(each.installed_version or "", prereleases=True):
+        return "warning", f"{library} installs, but is outside the tested versions {each.versions}"
+    return "ok", f"{library} installs (tested with {each.versions})"
 
 
 def state(source: Source) -> Iterator[Check]:
-    """Spool, store and collector."""
-    try:
-        spool = inspect_spool(source.home.spool)
-    except LightningError as error:
-        yield Check("state", "spool", "broken", str(error))
-    else:
-        records = wording.count(sum(spool.records.values()), "record")
-        segments = wording.count(sum(spool.segments.values()), "segment")
-        yield Check("state", "spool", "ok", f"{records} in {segments} of {source.home.spool}")
-        for name, damage in spool.damaged.items():
-            yield Check("state", f"segment {name}", "note", f"damaged: {damage}")
+    """Collector or store, and spool."""
     name = "collector" if source.endpoint else "store"
     try:
         with source.reader() as reader:
             stats = reader.stats()
     except LightningError as error:
         yield Check("state", name, "broken", str(error))
+    else:
+        yield Check("state", name, "ok", f"{source.endpoint or stats.store}: {_counters(stats)}")
+        for counter in ("integrity_errors", "tombstones"):
+            if stats.counters.get(counter):
+                detail = f"{stats.counters[counter]:,}: records arrived damaged or were lost"
+                yield Check("state", counter, "warning", detail)
+    if not source.endpoint:
+        yield _local_collector(source.home)
+    yield from _spool(source.home.spool)
+
+
+def _counters(stats: Stats) -> str:
+    return wording.tally({name: stats.counters.get(name, 0) for name in ("records", "rollouts", "producers")})
+
+
+def _local_collector(home: Home) -> Check:
+    announced = read_announcement(home.collector)
+    if announced is not None and announced.pid == owner_pid(home.store):
+        return Check("state", "collector", "ok", f"runs at {announced.address}, process {announced.pid}")
+    return Check("state", "collector", "absent", "none runs here, and none is needed")
+
+
+def _spool(directory: Path) -> Iterator[Check]:
+    try:
+        spool = inspect_spool(directory)
+    except LightningError as error:
+        yield Check("state", "spool", "broken", str(error))
         return
-    counters = stats.counters
-    yield Check("state", name, "ok", f"{stats.store}: {wording.tally(dict(counters))}")
-    for counter in ("integrity_errors", "tombstones"):
-        if counters.get(counter):
-            yield Check(
-                "state", counter, "note", f"{counters[counter]:,}: records arrived damaged or were lost"
-            )
+    records = wording.count(sum(spool.records.values()), "record")
+    segments = wording.count(sum(spool.segments.values()), "segment")
+    yield Check("state", "spool", "ok", f"{directory}: {records} in {segments}")
+    for name, damage in spool.damaged.items():
+        yield Check("state", "damaged", "warning", f"{name}: {damage}")
 
 
 def _requirements(extra: str, seen: frozenset[str] = frozenset()) -> Iterator[Requirement]:

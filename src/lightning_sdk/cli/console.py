@@ -54,7 +54,7 @@ def print_json(value: Any) -> None:
 
 
 def counted(items: Iterable[T], description: str, total: int | None = None) -> Iterator[T]:
-    """Pass `items` on; where stderr is a terminal, count them there in a progress bar that is gone afterwards."""
+    """Pass `items` on; where stderr is a terminal, a progress bar counts them there and then disappears."""
     console = Console(stderr=True, highlight=False, markup=False, emoji=False)
     bar = Progress(
         TextColumn("{task.description}"),

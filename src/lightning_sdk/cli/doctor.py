@@ -17,7 +17,12 @@ from lightning_sdk.cli.example import example
 from lightning_sdk.cli.reading import Source, json_option, source_options
 from lightning_sdk.cli.selftest import self_test
 
-_MARKS = {"ok": ("✓", "green"), "note": ("·", "dim"), "skipped": ("·", "dim"), "broken": ("✗", "bold red")}
+_MARKS = {
+    "ok": ("✓", "green"),
+    "absent": ("·", "dim"),
+    "warning": ("!", "yellow"),
+    "broken": ("✗", "bold red"),
+}
 
 
 @click.command(epilog=example("lsdk doctor", "lsdk doctor --json | jq '.[] | select(.state == \"broken\")'"))

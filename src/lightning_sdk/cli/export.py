@@ -15,7 +15,7 @@ from rich.text import Text
 from lightning_sdk._proto.read_pb2 import RolloutQuery
 from lightning_sdk.cli import wording
 from lightning_sdk.cli.backends import load_backend
-from lightning_sdk.cli.console import counted, print_json, show
+from lightning_sdk.cli.console import counted, print_json, remark, show
 from lightning_sdk.cli.example import example
 from lightning_sdk.cli.grouping import Snapshot
 from lightning_sdk.cli.reading import Source, filter_options, json_option, source_options
@@ -133,14 +133,13 @@ def _print(report: Report, snapshot: Snapshot) -> None:
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
-    table.add_row(
-        "read",
-        f"{wording.count(snapshot.rollouts, 'rollout')} in {wording.count(snapshot.handed_on, 'group')}",
-    )
     for name, path in report.outputs.items():
         table.add_row(name, Text(str(path), style="cyan"))
-    for name, value in report.metrics.items():
+    facts = {"rollouts": snapshot.rollouts, "groups": snapshot.handed_on}
+    for name, value in {**facts, **report.metrics}.items():
         table.add_row(name, f"{value:,.4g}" if value % 1 else f"{value:,.0f}")
     if report.dropped:
         table.add_row("dropped", Text(wording.tally(report.dropped), style="yellow"))
     show(table)
+    if report.dropped:
+        remark("`lsdk stats` says which runs that concerns, `lsdk show ROLLOUT` which calls.")

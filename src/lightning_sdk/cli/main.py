@@ -30,7 +30,7 @@ COMMANDS: Final[dict[str, str]] = {
     "show": "Show one rollout as a tree.",
     "stats": "Sum up what was recorded, and what of it can be used.",
     "export": "Write a dataset with a backend.",
-    "serve": "Serve a model as an OpenAI-style endpoint that records its tokens.",
+    "serve": "Serve MODEL, a local Hugging Face directory, as an OpenAI-style endpoint.",
     "backends": "List the installed backends.",
     "doctor": "Check this installation and try a recording.",
 }

@@ -12,7 +12,6 @@ import click
 
 from lightning_sdk._proto.read_pb2 import RolloutQuery, RolloutSummary
 from lightning_sdk.collector.reader import Reader, open_reader
-from lightning_sdk.errors import ConfigError, LightningError
 from lightning_sdk.home import Home
 from lightning_sdk.mdp import CallView, Episode, assemble, decode_call
 from lightning_sdk.records import SourcedRecord
@@ -33,16 +32,7 @@ class Source:
         Raises:
             LightningError: it cannot be reached or read.
         """
-        try:
-            reader = open_reader(self.home, endpoint=self.endpoint, token=self.token)
-        except LightningError:
-            raise
-        except OSError as error:
-            raise ConfigError(
-                f"the state directory {self.home.path} cannot be used ({error.strerror or error}): "
-                "choose another with --home or LIGHTNING_HOME"
-            ) from error
-        with closing(reader):
+        with closing(open_reader(self.home, endpoint=self.endpoint, token=self.token)) as reader:
             yield reader
 
 

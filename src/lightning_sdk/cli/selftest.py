@@ -33,7 +33,7 @@ _REPLY = {
 def self_test() -> Check:
     """Make a call against a server of our own and see whether exactly it is recorded, whole."""
     if util.find_spec("openai") is None:
-        return Check("self-test", "openai call", "skipped", "openai is not installed")
+        return Check("self-test", "openai call", "absent", "openai is not installed")
     try:
         problem = _record_one_call()
     except Exception as error:  # whatever the installed versions do together is the finding

@@ -63,7 +63,8 @@ def _report(sums: Sums, spool: SpoolState | None, store: Stats) -> Iterator[Rend
         table.add_row(name, Text(text))
     if spool is not None:
         table.add_row("spool", Text(_spool_line(spool)))
-    table.add_row("store", Text(f"{store.store}: {wording.tally(_counters(store.counters))}"))
+    table.add_row("store", Text(store.store))
+    table.add_row("records", Text(_counters(store.counters)))
     yield table
     for run_id, complaint in sums.complaints().items():
         yield Text(f"run {wording.one_line(run_id)}: {complaint}", style="yellow")
@@ -126,7 +127,9 @@ def _spool_line(spool: SpoolState) -> str:
     return "; ".join(parts)
 
 
-def _counters(counters: Mapping[str, int]) -> dict[str, int]:
-    """Those that say something, and those whose zero does."""
-    telling = ("records", "duplicates", "integrity_errors", "tombstones")
-    return {name: value for name, value in counters.items() if value or name in telling}
+def _counters(counters: Mapping[str, int]) -> str:
+    """The counters of the store: those that say something, and those whose zero does."""
+    telling = ("duplicates", "integrity_errors", "tombstones")
+    names = [*telling, *sorted(name for name, value in counters.items() if value and name not in telling)]
+    rest = (f"{name} {counters.get(name, 0):,}" for name in names if name != "records")
+    return ", ".join([f"{counters.get('records', 0):,}", *rest])

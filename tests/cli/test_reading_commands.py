@@ -1,0 +1,306 @@
+"""`lsdk rollouts`, `show` and `stats` on records in a real spool and store.
+
+1. They adopt the spool, say what is there and exit with 0; an empty state directory is no error.
+2. What a person sees is short; --json has everything.
+3. An id may be shortened as far as it is unique, with or without "ro_".
+4. Nothing that goes wrong shows a traceback or loses a record.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from lightning_sdk.cli.main import main
+from lightning_sdk.home import Home
+from support.cli_episodes import at
+from support.cli_rollouts import rollout_id, write_rollout
+
+
+@pytest.fixture(autouse=True)
+def _plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    monkeypatch.setenv("COLUMNS", "100")
+
+
+@pytest.fixture
+def spool() -> Path:
+    return Home.locate().spool
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The output of a command that works and has nothing to say on stderr."""
+    code = main(arguments)
+    out, err = capsys.readouterr()
+    assert (code, err) == (0, ""), err
+    return out
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The one line with which a command refuses."""
+    code = main(arguments)
+    out, err = capsys.readouterr()
+    assert (code, out) == (2, ""), err
+    assert err.startswith("lsdk: ")
+    assert err.count("\n") == 1
+    return err
+
+
+def test_rollouts_are_listed_newest_first(spool: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_rollout(spool, 1)
+    write_rollout(spool, 2, task_id="a task", calls=2, reward=None, ended=False)
+    write_rollout(spool, 3, reward=-1 / 3)
+    assert run(capsys, "rollouts") == (
+        "rollout   agent  task     outcome    calls  tools  rewards   return  started      took\n"
+        "0003eeee  solve  math-17  succeeded      1      1        1  -0.3333  2001-09-09  2.00s\n"
+        "0002eeee  solve  a task   running        2      1        0        -  2001-09-09      -\n"
+        "0001eeee  solve  math-17  succeeded      1      1        1        1  2001-09-09  2.00s\n"
+    )
+
+
+def test_in_a_narrow_terminal_only_agent_and_task_are_cut(
+    spool: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    write_rollout(spool, 1, task_id="a-rather-long-task-identifier")
+    assert run(capsys, "rollouts") == (
+        "rollout  agent task        outcome   calls tools rewards return started     took\n"
+        "0001eeee solve a-rather-l… succeeded     1     1       1      1 2001-09-09 2.00s\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "numbers"),
+    [
+        ([], [4, 3, 2, 1]),
+        (["--task", "b"], [3]),
+        (["--run", "day"], [2]),
+        (["--project", "other"], [4]),
+        (["--project", "other", "--run", "day"], []),
+        (["--limit", "2"], [4, 3]),
+        (["--limit", "0"], [4, 3, 2, 1]),
+    ],
+)
+def test_rollouts_can_be_chosen(
+    options: list[str], numbers: list[int], spool: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_rollout(spool, 1)
+    write_rollout(spool, 2, run_id="day")
+    write_rollout(spool, 3, task_id="b")
+    write_rollout(spool, 4, project="other")
+    rows = json.loads(run(capsys, "rollouts", "--json", *options))
+    assert [row["rollout_id"] for row in rows] == [rollout_id(number) for number in numbers]
+
+
+def test_a_listed_rollout_as_json(spool: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_rollout(spool, 1, reward=None)
+    assert json.loads(run(capsys, "rollouts", "--json")) == [
+        {
+            "rollout_id": rollout_id(1),
+            "project": "default",
+            "run_id": "nightly",
+            "group_id": "group of math-17",
+            "task_id": "math-17",
+            "split": None,
+            "attempt": 1,
+            "agent": "solve",
+            "outcome": "succeeded",
+            "calls": 1,
+            "tool_calls": 1,
+            "rewards": 0,
+            "return": None,
+            "complete": True,
+            "start_ns": at(1000),
+            "end_ns": at(3000),
+            "revision": 1,
+        }
+    ]
+
+
+def test_an_empty_state_directory_is_no_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(capsys, "rollouts") == ""
+    assert json.loads(run(capsys, "rollouts", "--json")) == []
+    assert "rollouts      0\n" in run(capsys, "stats")
+
+
+def test_home_is_where_it_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_rollout(tmp_path / "elsewhere" / "spool", 1)
+    assert "0001eeee" in run(capsys, "rollouts", "--home", str(tmp_path / "elsewhere"))
+
+
+def test_a_rollout_is_shown(spool: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_rollout(spool, 1)
+    expected = (
+        f"rollout {rollout_id(1)}  succeeded  2.00s\n"
+        "task math-17  project default  run nightly  started 2001-09-09 01:46:41\n"
+        "└── solve  2.00s\n"
+        "    ├── #0 tiny-model  30 → 5 tokens  stop  50ms\n"
+        "    │     user: question 0\n"
+        "    │     reply: answer 0\n"
+        "    │     reward +1  bound by scope in solve\n"
+        "    └── tool add(a=1)  4ms\n"
+        "          result: 2\n"
+        "\n"
+        "1 call · 1 tool · 30 → 5 tokens · return 1 · succeeded · 2.00s · complete\n"
+        "text only: no_token_ids 1\n"
+    )
+    for name in ("ro_0001", "0001", rollout_id(1)):
+        assert run(capsys, "show", name) == expected
+    assert run(capsys, "show", "--last") == expected
+
+
+def test_a_failed_call_is_shown_with_its_error(spool: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_rollout(spool, 1, failed_call=True)
+    out = run(capsys, "show", "--last")
+    assert "    ├── #0 tiny-model  50ms  3 attempts  error: openai.RateLimitError: slow down\n" in out
+    assert "    │     unusable: error\n" in out
+
+
+def test_the_last_rollout_is_the_newest(spool: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_rollout(spool, 2)
+    write_rollout(spool, 1)
+    assert run(capsys, "show", "--last").startswith(f"rollout {rollout_id(2)}")
+
+
+def test_a_shown_rollout_as_json_is_the_whole_episode(
+    spool: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_rollout(spool, 1, calls=2)
+    episode = json.loads(run(capsys, "show", "--last", "--json"))
+    assert episode["rollout_id"] == rollout_id(1)
+    assert (episode["outcome"], episode["return"], episode["complete"]) == ("succeeded", 1.0, True)
+    assert [each["reward"] for each in episode["transitions"]] == [0.0, 1.0]
+    assert episode["transitions"][0]["schema_version"] == 1
+    assert episode["transitions"][1]["action"]["message"]["content"] == "answer 1"
+    assert [scope["agent"] for scope in episode["scopes"]] == ["solve"]
+    assert [(tool["name"], tool["arguments"], tool["result"]) for tool in episode["tools"]] == [
+        ("add", {"a": 1}, 2)
+    ]
+    assert [reward["bound"] for reward in episode["rewards"]] == ["scope"]
+
+
+def test_an_id_that_fits_several_or_none_is_refused(spool: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "there is no rollout yet" in refused(capsys, "show", "--last")
+    write_rollout(spool, 1)
+    write_rollout(spool, 2)
+    assert refused(capsys, "show", "00") == (
+        "lsdk: 2 rollouts begin with '00' (ro_0002eeeeeeeee, ro_0001eeeeeeeee): give more of the id "
+        "(see `lsdk show --help`)\n"
+    )
+    assert refused(capsys, "show", "ffff") == (
+        "lsdk: no rollout's id begins with 'ffff': `lsdk rollouts` lists them (see `lsdk show --help`)\n"
+    )
+
+
+def test_stats_sum_up_and_say_why_runs_are_of_no_use(
+    spool: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_rollout(spool, 1, calls=2)
+    write_rollout(spool, 2, run_id="broken", failed_call=True, reward=None)
+    write_rollout(spool, 3, run_id="silent", calls=0, ended=False, reward=0.5)
+    write_rollout(spool, 4, destination="grpc://10.0.0.1:4319")
+    monkeypatch.setenv("COLUMNS", "300")
+    assert run(capsys, "stats").splitlines() == [
+        "rollouts      3: succeeded 2, running 1; 1 incomplete",
+        "transitions   3: text 3",
+        "usable        0 by tokens; 2 more as text",
+        "drop reasons  no_token_ids 2, error 1",
+        "models        3: tiny-model 3",
+        "agents        3: solve 3",
+        "tools         3: add 3",
+        "tokens        60 → 10; unknown for 1 call",
+        "rewards       2 in 2 rollouts; mean return 0.75; 1 bound to no call",
+        "spool         9 records in 1 segment wait for grpc://10.0.0.1:4319",
+        f"store         {Home.locate().store}",
+        "records       23, duplicates 0, integrity_errors 0, tombstones 0, producers 3, rollouts 3",
+        "run nightly: can be used as text only, not by tokens: no_token_ids 2",
+        "run broken: none of its 1 transition can be used: error 1",
+        "run silent: no model call was recorded in 1 rollout: "
+        "`lsdk doctor` shows which libraries are watched",
+    ]
+
+
+def test_stats_as_json(spool: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_rollout(spool, 1)
+    write_rollout(spool, 2, task_id="other", calls=3)
+    sums = json.loads(run(capsys, "stats", "--task", "math-17", "--json"))
+    assert sums["rollouts"] == {"by_outcome": {"succeeded": 1}, "incomplete": 0}
+    assert sums["transitions"] == {
+        "usable": 0,
+        "text_only": 1,
+        "by_fidelity": {"text": 1},
+        "drop_reasons": {"no_token_ids": 1},
+    }
+    assert sums["calls"] == {
+        "by_model": {"tiny-model": 1},
+        "by_agent": {"solve": 1},
+        "without_transition": {},
+        "prompt_tokens": 30,
+        "response_tokens": 5,
+        "without_token_counts": 0,
+    }
+    assert sums["rewards"]["mean_return"] == 1.0
+    assert sums["spool"] == {"segments": {}, "records": {}, "damaged": {}}
+    assert sums["store"]["counters"]["rollouts"] == 2
+
+
+def test_a_damaged_segment_is_told_and_the_others_are_read(
+    spool: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_rollout(spool, 1)
+    (spool / ("ab" * 16 + "-000000000001.seg")).write_bytes(b"no segment at all")
+    out = run(capsys, "stats")
+    assert "rollouts      1: succeeded 1\n" in out
+    assert "1 damaged segment\n" in out
+    assert "is no spool segment" in " ".join(out.split())
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_an_unreadable_spool_is_one_sentence(spool: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_rollout(spool, 1)
+    spool.chmod(0)
+    try:
+        assert f"the spool {spool} cannot be read: Permission denied" in refused(capsys, "rollouts")
+    finally:
+        spool.chmod(0o700)
+    assert "0001eeee" in run(capsys, "rollouts")
+
+
+def test_a_spool_that_is_a_file_is_one_sentence(spool: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spool.parent.mkdir(parents=True)
+    spool.write_text("")
+    assert f"the spool {spool} cannot be read: Not a directory" in refused(capsys, "rollouts")
+
+
+def test_a_state_directory_that_cannot_be_made_is_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    sentence = refused(capsys, "rollouts", "--home", str(tmp_path / "file" / "home"))
+    assert f"the state directory {tmp_path / 'file' / 'home'} cannot be made (Not a directory)" in sentence
+
+
+def test_a_store_that_is_none_is_one_sentence_and_keeps_the_spool(
+    spool: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_rollout(spool, 1)
+    Home.locate().store.write_bytes(b"this is no database, whatever its name says" * 100)
+    refused(capsys, "rollouts")
+    assert len(list(spool.glob("*.seg"))) == 1
+
+
+@pytest.mark.parametrize("endpoint", ["http://127.0.0.1:1", "127.0.0.1:4319", "grpc://"])
+def test_an_endpoint_that_is_none_is_one_sentence(endpoint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "grpc://host:port" in refused(capsys, "rollouts", "--endpoint", endpoint)
+
+
+def test_an_endpoint_where_nobody_listens_is_one_sentence(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LIGHTNING_ENDPOINT", "grpc://127.0.0.1:1")
+    assert "grpc://127.0.0.1:1" in refused(capsys, "rollouts")
