@@ -124,6 +124,8 @@ def returns_to_go(rewards_by_call: Sequence[Sequence[float]]) -> list[float]:
 def exact_sum(values: Iterable[float]) -> float:
     """The sum of finite numbers, rounded once; beyond a double, the largest one."""
     numbers = list(values)
+    if len(numbers) == 1:
+        return numbers[0]
     try:
         return math.fsum(numbers)
     except OverflowError:
