@@ -24,7 +24,7 @@ def _group(name: str) -> list[str]:
 def quickstart(session: nox.Session) -> None:
     """The main job: a real small model, an unmodified agent, and the dataset that its rollouts become."""
     session.install("--quiet", TORCH)
-    session.install("--quiet", ".[torch]", "openai>=3,<4", "gguf")
+    session.install("--quiet", ".[torch]", *_group("quickstart"))
     session.run("python", "examples/quickstart/main.py", *session.posargs)
 
 

@@ -7,9 +7,9 @@ import os
 import subprocess
 import sys
 import time
-from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
+from typing import NamedTuple
 
 from rich.console import Console
 from rich.progress import (
@@ -32,28 +32,35 @@ from tasks import TASKS, Task
 console = Console()
 
 
-def attempt(task: Task) -> float:
+class Attempt(NamedTuple):
+    """One rollout that is over."""
+
+    task: Task
+    rollout_id: str
+    reward: float
+
+
+def attempt(task: Task) -> Attempt:
     """One rollout: the agent as it is, under `trace_agent`; then its reward."""
-    with ls.rollout(task_id=task.task_id, metadata={"question": task.question}):
+    with ls.rollout(task_id=task.task_id, metadata={"question": task.question}) as rollout:
         answer = ls.trace_agent(agent.solve)(task.question)
         reward = float(agent.final_number(answer) == task.answer)
         ls.emit_reward(reward)
-    return reward
+    return Attempt(task, rollout.rollout_id, reward)
 
 
-def collect_rollouts(rollouts: int, workers: int) -> dict[str, list[float]]:
-    """Run every task `rollouts` times, `workers` at once; the rewards by task."""
-    rewards: dict[str, list[float]] = defaultdict(list)
+def collect_rollouts(rollouts: int, workers: int) -> list[Attempt]:
+    """Run every task `rollouts` times, `workers` at once."""
+    attempts = []
     with _progress() as progress, ThreadPoolExecutor(workers) as pool:
         bar = progress.add_task("rollouts", total=rollouts * len(TASKS))
-        pending = {pool.submit(attempt, task): task for _ in range(rollouts) for task in TASKS}
-        for done in as_completed(pending):
-            rewards[pending[done].task_id].append(done.result())
+        for done in as_completed([pool.submit(attempt, task) for _ in range(rollouts) for task in TASKS]):
+            attempts.append(done.result())
             progress.advance(bar)
-    return rewards
+    return attempts
 
 
-def run_agent(model: Path, run_id: str, rollouts: int, workers: int) -> dict[str, list[float]]:
+def run_agent(model: Path, run_id: str, rollouts: int, workers: int) -> list[Attempt]:
     """Serve `model`, run the agent against it, and return when the collector has every record."""
     home = Home.locate()
     home.ensure()
@@ -68,17 +75,18 @@ def run_agent(model: Path, run_id: str, rollouts: int, workers: int) -> dict[str
         # What the agent's own code reads: it is pointed at the endpoint as at any OpenAI-style server.
         os.environ.update(OPENAI_BASE_URL=endpoint, OPENAI_API_KEY="unused")
         ls.init(endpoint=collector, policy_endpoint=endpoint, project="quickstart", run_id=run_id)
-        rewards = collect_rollouts(rollouts, workers)
+        attempts = collect_rollouts(rollouts, workers)
         if not ls.flush(timeout=30):
             sys.exit(f"the collector did not take all records in 30 s; see {logs / 'collect.log'}")
-    return rewards
+        ls.shutdown()
+    return attempts
 
 
-def show_rewards(rewards: dict[str, list[float]]) -> None:
+def show_rewards(attempts: list[Attempt]) -> None:
     """A table of the rewards by task."""
     table = Table("task", "rewards", "mean", title="Rewards by task")
     for task in TASKS:
-        values = rewards[task.task_id]
+        values = [each.reward for each in attempts if each.task == task]
         table.add_row(
             task.task_id, " ".join(f"{value:g}" for value in values), f"{sum(values) / len(values):.2f}"
         )
@@ -118,10 +126,10 @@ def main() -> None:
     started = time.monotonic()
     run_id = time.strftime("quickstart-%Y%m%d-%H%M%S")
     model = prepare_model()
-    rewards = run_agent(model, run_id, arguments.rollouts, arguments.workers)
-    run_lsdk("show", "--last")
+    attempts = run_agent(model, run_id, arguments.rollouts, arguments.workers)
+    run_lsdk("show", max(attempts, key=lambda each: each.reward).rollout_id)
     console.print()
-    show_rewards(rewards)
+    show_rewards(attempts)
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     run_lsdk("export", "--backend", "jsonl", "--run", run_id, "--out", str(arguments.out))
     command = Path(sys.executable).with_name("lsdk")

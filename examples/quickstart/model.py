@@ -55,14 +55,17 @@ def cached_model(report: Callable[[str], None]) -> Path:
 
 
 def _convert(folder: Path, target: Path) -> None:
-    os.environ["HF_HUB_OFFLINE"] = "1"
+    os.environ.update(HF_HUB_OFFLINE="1", TQDM_DISABLE="1")
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
-    from transformers.utils import logging
 
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
     tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=GGUF)
-    model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=GGUF, dtype=torch.float32)
-    model.save_pretrained(target)
+    loaded = AutoModelForCausalLM.from_pretrained(folder, gguf_file=GGUF, dtype=torch.float32)
+    # transformers refuses to save what came from GGUF, though its weights are plain by now: move them.
+    if hasattr(loaded.config, "quantization_config"):
+        del loaded.config.quantization_config
+    plain = type(loaded)(loaded.config).to(torch.float32)
+    plain.load_state_dict(loaded.state_dict())
+    plain.generation_config = loaded.generation_config
+    plain.save_pretrained(target)
     tokenizer.save_pretrained(target)
