@@ -18,7 +18,8 @@ RedactHook = Callable[[bytes], bytes]
 _REPLACEMENT = b"[redacted]"
 
 # The value of a JSON member, also where the JSON is itself inside a JSON string and its quotes are escaped.
-_JSON_VALUE = rb'\\*"\s*:\s*\\*"(?P<secret>[^"\\]+)'
+_JSON_VALUE = rb'\\*"\s*:\s*\\*"([^"\\]+)'
+_QUERY_VALUE = rb"=([^&\s\"'<>\\#]+)"
 
 
 class _Rule(NamedTuple):
@@ -26,28 +27,30 @@ class _Rule(NamedTuple):
     pattern: re.Pattern[bytes]
 
 
-def _rule(literal: bytes, pattern: bytes) -> _Rule:
-    return _Rule(literal, re.compile(pattern))
-
-
-_RULES = (
-    # Keys of OpenAI, Anthropic and others. One digit at least: "sk-learn-compatible-estimators" is prose.
-    _rule(b"sk-", rb"(?P<secret>sk-(?<![a-z0-9_-]sk-)(?=[a-z_-]*[0-9])[a-z0-9_-]{16,})"),
-    _rule(b"bearer ", rb"bearer +(?P<secret>[a-z0-9._~+/=-]{8,})"),
-    _rule(b"api_key", rb"api_key" + _JSON_VALUE),
-    _rule(b"apikey", rb"apikey" + _JSON_VALUE),
-    _rule(b"api-key", rb"api-key" + _JSON_VALUE),
-    _rule(b"authorization", rb"authorization" + _JSON_VALUE),
-    _rule(b"access_key", rb"access_key" + _JSON_VALUE),
-    _rule(b"akia", rb"(?P<secret>akia(?<![a-z0-9]akia)[0-9a-z]{16}(?![0-9a-z]))"),
-    _rule(b"asia", rb"(?P<secret>asia(?<![a-z0-9]asia)(?=[a-z]*[0-9])[0-9a-z]{16}(?![0-9a-z]))"),
-    # User information of a URL.
-    _rule(b"://", rb"://(?P<secret>[^\s/\"'<>@:\\]+:[^\s/\"'<>@\\]+)@"),
-    # Keys in the query of a URL.
-    _rule(b"key=", rb"key=(?<=[?&_-]key=)(?P<secret>[^&\s\"'<>\\#]+)"),
-    _rule(b"apikey=", rb"apikey=(?<=[?&]apikey=)(?P<secret>[^&\s\"'<>\\#]+)"),
-    _rule(b"token=", rb"token=(?<=[?&_-]token=)(?P<secret>[^&\s\"'<>\\#]+)"),
+# Each literal costs a search of the whole body, so there are few. The group of a pattern is the secret.
+_RULES = tuple(
+    _Rule(literal, re.compile(pattern))
+    for literal, pattern in (
+        # Keys of OpenAI, Anthropic and others. One digit at least: "sk-learn-compatible-estimators" is prose.
+        (b"sk-", rb"(sk-(?<![a-z0-9_-]sk-)(?=[a-z_-]*[0-9])[a-z0-9_-]{16,})"),
+        (b"bearer ", rb"bearer +([a-z0-9._~+/=-]{8,})"),
+        (
+            b"key",
+            rb"key(?:(?:(?<=api[_-]key)|(?<=apikey)|(?<=access_key))"
+            + _JSON_VALUE
+            + rb"|(?:(?<=[?&_-]key)|(?<=[?&]apikey))"
+            + _QUERY_VALUE
+            + rb")",
+        ),
+        (b"token=", rb"token(?<=[?&_-]token)" + _QUERY_VALUE),
+        (b"authorization", rb"authorization" + _JSON_VALUE),
+        # User information of a URL.
+        (b"://", rb"://([^\s/\"'<>@:\\]+:[^\s/\"'<>@\\]+)@"),
+    )
 )
+# Of AWS, which are in capitals: searched in the body as it is.
+_AWS_LITERALS = (b"AKIA", b"ASIA")
+_AWS_KEY = re.compile(rb"(?<![A-Za-z0-9])A[KS]IA[0-9A-Z]{16}(?![A-Za-z0-9])")
 
 
 def redact(body: bytes, hook: RedactHook | None = None) -> tuple[bytes, int]:
@@ -84,11 +87,13 @@ def redact_text(text: str, hook: RedactHook | None = None) -> str:
 def _replace_known(body: bytes) -> tuple[bytes, int]:
     lowered = body.lower()
     spans = [
-        match.span("secret")
+        match.span(match.lastindex or 0)
         for literal, pattern in _RULES
         if literal in lowered
         for match in pattern.finditer(lowered)
     ]
+    if any(literal in body for literal in _AWS_LITERALS):
+        spans += [match.span() for match in _AWS_KEY.finditer(body)]
     if not spans:
         return body, 0
     spans.sort()

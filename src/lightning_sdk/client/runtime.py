@@ -226,12 +226,14 @@ def active() -> Runtime | None:
 
 
 def active_for(rollout: Rollout) -> Runtime:
-    """What takes the records of `rollout` now. One that began in a capture is written there also later."""
-    captures = _captures
-    if captures:
-        return captures[-1]
-    origin = rollout.origin
-    return origin if origin.captured else _active or origin
+    """What takes the records of `rollout` now: the innermost capture, else what records.
+
+    A rollout that began in a capture which is closed is still written there: it concerns nobody else.
+    """
+    captures, origin = _captures, rollout.origin
+    if origin.captured and origin not in captures:
+        return origin
+    return captures[-1] if captures else _active or origin
 
 
 def innermost_capture() -> Runtime | None:

@@ -1,0 +1,84 @@
+"""What counts as a secret, and what does not."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from lightning_sdk.client.jsonable import to_json
+from lightning_sdk.client.redact import redact, redact_text
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (b"key sk-proj-abc123def456ghi789.", b"key [redacted]."),
+        (b"sk-ant-api03-AbCdEf0123456789", b"[redacted]"),
+        (b"Authorization: Bearer eyJhbGciOi.J9x_y-z", b"Authorization: Bearer [redacted]"),
+        (b'{"api_key": "xyz", "n": 1}', b'{"api_key": "[redacted]", "n": 1}'),
+        (b'{"Authorization":"Basic dXNlcjpwYXNz"}', b'{"Authorization":"[redacted]"}'),
+        (b'{"x-api-key":"abc"}', b'{"x-api-key":"[redacted]"}'),
+        (b'{"OPENAI_API_KEY" : "abc"}', b'{"OPENAI_API_KEY" : "[redacted]"}'),
+        (b'{"aws_secret_access_key":"wJalr+/x"}', b'{"aws_secret_access_key":"[redacted]"}'),
+        (b'{"arguments":"{\\"api_key\\": \\"xyz\\"}"}', b'{"arguments":"{\\"api_key\\": \\"[redacted]\\"}"}'),
+        (b"id AKIAIOSFODNN7EXAMPLE here", b"id [redacted] here"),
+        (b"postgres://user:p%40ss@db/x", b"postgres://[redacted]@db/x"),
+        (b"http://h/x?key=abc&y=1", b"http://h/x?key=[redacted]&y=1"),
+        (b"http://h/x?y=1&access_token=abc", b"http://h/x?y=1&access_token=[redacted]"),
+    ],
+)
+def test_secrets_are_replaced_and_nothing_else_is(body: bytes, expected: bytes) -> None:
+    assert redact(body) == (expected, 1)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"sk-learn-compatible-estimators",
+        b"task-0123456789abcdefghij",
+        b"monkey=banana",
+        b'{"token_ids": [1, 2, 3], "max_tokens": 16}',
+        b"the bearer of news",
+        b'{"monkey": "see"}',
+        b"https://example.com/a:b@c",
+        b"AKIATOOSHORT",
+        b"\xff\xfe not text \x00",
+    ],
+)
+def test_what_only_looks_like_one_stays(body: bytes) -> None:
+    assert redact(body) == (body, 0)
+
+
+def test_several_secrets_are_counted_and_json_stays_json() -> None:
+    body = json.dumps({"api_key": "k1", "m": ["Bearer abcdefgh1", "sk-abcdefghijklmnop1"]}).encode()
+    replaced, count = redact(body)
+    assert count == 3
+    assert json.loads(replaced) == {"api_key": "[redacted]", "m": ["Bearer [redacted]", "[redacted]"]}
+
+
+def test_a_secret_that_two_patterns_find_is_one() -> None:
+    assert redact(b'{"api_key": "sk-abcdefghijklmnop1"}') == (b'{"api_key": "[redacted]"}', 1)
+
+
+def test_the_hook_gets_what_the_patterns_left_and_a_wrong_answer_withholds_the_body() -> None:
+    assert redact(b"sk-abcdefghijklmnop1 Alice", lambda body: body.replace(b"Alice", b"NAME")) == (
+        b"[redacted] NAME",
+        2,
+    )
+    assert redact(b"text", lambda body: body) == (b"text", 0)
+    assert redact(b"text", lambda body: body.decode()) == (b"", 1)  # type: ignore[arg-type, return-value]
+
+
+def test_text_is_redacted_as_bodies_are() -> None:
+    assert redact_text("key sk-abcdefghijklmnop1 é") == "key [redacted] é"
+
+
+def test_any_value_becomes_json() -> None:
+    cycle: list[object] = [1]
+    cycle.append(cycle)
+    shared = {"a": (1, 2.5, None), (1, 2): b"x", "lone": "\ud800"}
+    assert json.loads(to_json(shared)) == {"a": [1, 2.5, None], "(1, 2)": "b'x'", "lone": "\ud800"}
+    assert json.loads(to_json(cycle)) == [1, "<list that contains itself or is nested too deep>"]
+    assert json.loads(to_json([float("inf"), "é"])) == ["inf", "é"]
