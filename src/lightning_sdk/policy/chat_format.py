@@ -17,7 +17,7 @@ from lightning_sdk.policy.tool_prompt import (
     ToolCallText,
     describe_tools,
     format_assistant,
-    format_responses,
+    format_results,
     parse_calls,
 )
 
@@ -137,11 +137,11 @@ def _as_plain_turns(messages: Sequence[Message], tools: Sequence[Tool]) -> list[
             results.append(message["content"])
             continue
         if results:
-            turns.append({"role": "user", "content": format_responses(results)})
+            turns.append({"role": "user", "content": format_results(results)})
             results = []
         turns.append({"role": message["role"], "content": _plain_content(message)})
     if results:
-        turns.append({"role": "user", "content": format_responses(results)})
+        turns.append({"role": "user", "content": format_results(results)})
     if tools:
         _tell_tools(turns, tools)
     return turns

@@ -4,8 +4,9 @@ The system turn lists the tools as JSON. A call is written as
 
     <tool_call>{"name": "calculator", "arguments": {"expression": "64+16"}}</tool_call>
 
-and what the tool said comes back in a user turn as `<tool_response>80</tool_response>`. Text may stand before
-the first call; several calls follow each other, apart by white space only.
+and what the tool said comes back in a user turn as `<result>80</result>` (a tag that begins like that of a call
+makes small models write results themselves). Text may stand before the first call; several calls follow each
+other, apart by white space only.
 
 Reading is strict: what is not exactly that is no call but text, which is what the model said. The arguments
 stay the substring that was sampled, so that the same message, written into the next prompt, is the same text.
@@ -22,8 +23,8 @@ from typing import Any, NoReturn
 
 CALL_OPEN = "<tool_call>"
 CALL_CLOSE = "</tool_call>"
-RESPONSE_OPEN = "<tool_response>"
-RESPONSE_CLOSE = "</tool_response>"
+RESULT_OPEN = "<result>"
+RESULT_CLOSE = "</result>"
 
 _SPACE = re.compile(r"[ \t\r\n]*")
 
@@ -49,8 +50,7 @@ def describe_tools(tools: Sequence[Mapping[str, Any]]) -> str:
     lines = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
     return (
         f"You can call these tools:\n{lines}\n"
-        f'To call a tool, answer with {CALL_OPEN}{{"name": "...", "arguments": {{...}}}}{CALL_CLOSE} '
-        f"and nothing else. Its result comes back in {RESPONSE_OPEN}{RESPONSE_CLOSE}."
+        f'To call one, answer with {CALL_OPEN}{{"name": ..., "arguments": ...}}{CALL_CLOSE}.'
     )
 
 
@@ -66,9 +66,9 @@ def format_assistant(content: str, calls: Sequence[ToolCallText]) -> str:
     return content + "\n".join(format_call(call.name, call.arguments) for call in calls)
 
 
-def format_responses(results: Sequence[str]) -> str:
+def format_results(results: Sequence[str]) -> str:
     """The user turn that brings the results of one turn's calls."""
-    return "\n".join(f"{RESPONSE_OPEN}{result}{RESPONSE_CLOSE}" for result in results)
+    return "\n".join(f"{RESULT_OPEN}{result}{RESULT_CLOSE}" for result in results)
 
 
 def parse_calls(text: str) -> ParsedText:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 from jinja2.exceptions import TemplateError
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging as transformers_logging
 
 from lightning_sdk.errors import ConfigError
 from lightning_sdk.policy.transformers_engine.forward import BatchedModel
@@ -80,6 +81,7 @@ def load_engine(
         ConfigError: it cannot be loaded, or works in no batch.
     """
     chosen = _choose_device(device)
+    transformers_logging.disable_progress_bar()
     if threads is not None:
         torch.set_num_threads(threads)
     tokenizer = _load_tokenizer(directory)

@@ -1,0 +1,193 @@
+"""For tests of the policy endpoint without torch: a byte tokenizer, an engine that says what it is told, a server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import uvicorn
+
+from lightning_sdk.errors import SpoolError
+from lightning_sdk.policy.app import make_app
+from lightning_sdk.policy.chat import ChatService
+from lightning_sdk.policy.engine import Delta, Load, SampledToken, SamplingParams
+from lightning_sdk.policy.errors import queue_full
+from lightning_sdk.policy.recording import TokenRecorder
+from lightning_sdk.policy.stop_text import StoppableText
+from lightning_sdk.records import Record
+
+START, END = 256, 257
+_SPECIAL = {START: "<|im_start|>", END: "<|im_end|>"}
+
+
+class ByteTokenizer:
+    """ChatML over UTF-8 bytes: id = byte, and two special tokens. `knows_tools` as a chat template may or may not."""
+
+    def __init__(self, *, knows_tools: bool = False, arguments_as_text: bool = True) -> None:
+        self._knows_tools = knows_tools
+        self._arguments_as_text = arguments_as_text
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        out = b""
+        for token in token_ids:
+            if token < 256:
+                out += bytes([token])
+            elif not skip_special_tokens:
+                out += _SPECIAL[token].encode()
+        return out.decode(errors="replace")
+
+    def encode(self, text: str) -> list[int]:
+        ids: list[int] = []
+        while text:
+            for special, name in _SPECIAL.items():
+                if text.startswith(name):
+                    ids.append(special)
+                    text = text[len(name) :]
+                    break
+            else:
+                ids.extend(text[0].encode())
+                text = text[1:]
+        return ids
+
+    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None) -> str:
+        text = ""
+        if tools and self._knows_tools:
+            text += f"<|im_start|>system\n# Tools\n{json.dumps(list(tools))}<|im_end|>\n"
+        for message in messages:
+            if message["role"] == "tool" and not self._knows_tools:
+                raise ValueError("roles are system, user and assistant")
+            text += f"<|im_start|>{message['role']}\n{message['content']}{self._calls(message)}<|im_end|>\n"
+        return text + "<|im_start|>assistant\n"
+
+    def _calls(self, message: Mapping[str, Any]) -> str:
+        if not self._knows_tools:
+            return ""
+        text = ""
+        for call in message.get("tool_calls", ()):
+            function = call["function"]
+            as_text = self._arguments_as_text and isinstance(function["arguments"], str)
+            arguments = function["arguments"] if as_text else json.dumps(function["arguments"])
+            text += f'\n<tool_call>\n{{"name": "{function["name"]}", "arguments": {arguments}}}\n</tool_call>'
+        return text
+
+
+class ScriptedEngine:
+    """Says the next script, byte by byte; every choice of a request the same. A `gate` lets one token pass each."""
+
+    context_length = 4096
+    policy_version = 0
+
+    def __init__(self, *scripts: str, tokenizer: ByteTokenizer | None = None) -> None:
+        self.tokenizer = tokenizer or ByteTokenizer()
+        self.scripts = list(scripts)
+        self.prompts: list[str] = []
+        self.params: list[SamplingParams] = []
+        self.gate: asyncio.Semaphore | None = None
+        self.full = False
+        self.failure: Exception | None = None
+        self._running = 0
+
+    @property
+    def load(self) -> Load:
+        return Load(running=self._running, waiting=0)
+
+    async def generate(
+        self, prompt: Sequence[int], n: int, params: SamplingParams
+    ) -> AsyncGenerator[Delta, None]:
+        if self.full:
+            raise queue_full(1)
+        self.prompts.append(self.tokenizer.decode(prompt, skip_special_tokens=False))
+        self.params.append(params)
+        script = self.scripts.pop(0)
+        self._running += n
+        try:
+            for choice in range(n):
+                async for delta in self._speak(choice, script, params):
+                    yield delta
+        finally:
+            self._running -= n
+
+    async def _speak(self, choice: int, script: str, params: SamplingParams) -> AsyncGenerator[Delta, None]:
+        text = StoppableText(self.tokenizer, params.stop)
+        for place, token in enumerate([*script.encode(), END]):
+            if self.gate is not None:
+                await self.gate.acquire()
+            if self.failure is not None and place == 1:
+                raise self.failure
+            sampled = (SampledToken(token, -0.5 - place, ((token, -0.5 - place), (END, -9.0))),)
+            if token == END:
+                yield Delta(choice, sampled, text.flush(), "stop")
+                return
+            piece = text.feed(token)
+            if text.stopped:
+                yield Delta(choice, sampled, piece, "stop")
+                return
+            if place + 1 == params.max_tokens:
+                yield Delta(choice, sampled, piece + text.flush(), "length")
+                return
+            yield Delta(choice, sampled, piece, None)
+
+
+class MemoryWriter:
+    """Keeps records; `broken` makes it fail as a full disk does."""
+
+    def __init__(self) -> None:
+        self.records: list[Record] = []
+        self.broken = False
+        self._clock = 0
+
+    def tick(self) -> int:
+        self._clock += 1
+        return self._clock
+
+    def write(self, record: Record) -> None:
+        if self.broken:
+            raise SpoolError("no space left on device")
+        self.records.append(record)
+
+
+@contextmanager
+def served(service: ChatService, *, token: str | None = None) -> Iterator[str]:
+    """Serve on a free loopback port; the base URL, with /v1."""
+    server = uvicorn.Server(
+        uvicorn.Config(make_app(service, token=token), port=0, log_level="warning", lifespan="off")
+    )
+    started = threading.Event()
+    startup = server.startup
+
+    async def start(*args: Any, **kwargs: Any) -> None:
+        await startup(*args, **kwargs)
+        started.set()
+
+    server.startup = start  # type: ignore[method-assign]
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        assert started.wait(20)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        yield f"http://127.0.0.1:{port}/v1"
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+def scripted_service(
+    *scripts: str, tokenizer: ByteTokenizer | None = None
+) -> tuple[ChatService, ScriptedEngine, MemoryWriter]:
+    """A service over an engine that says `scripts`, one a request."""
+    engine, writer = ScriptedEngine(*scripts, tokenizer=tokenizer), MemoryWriter()
+    return ChatService(engine, TokenRecorder(writer, "policy-a"), "scripted"), engine, writer
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
+    """Poll until it holds."""
+    pause = threading.Event()
+    for _ in range(int(timeout_s / 0.01)):
+        if condition():
+            return
+        pause.wait(0.01)
+    raise AssertionError(f"not within {timeout_s} s")
