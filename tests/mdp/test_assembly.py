@@ -200,6 +200,18 @@ def test_a_reward_after_leaving_keeps_the_rollout_complete() -> None:
     assert (episode.complete, episode.transitions[0].reward) == (True, 1.0)
 
 
+def test_a_reward_about_the_rollout_from_one_of_its_own_producers_is_not_counted() -> None:
+    tape = Tape()
+    tape.start()
+    tape.call("a")
+    # join, start and call make three; the leave after the end is the fifth that counts.
+    tape.reward(1.0, "rollout").attempt = 0
+    tape.end()
+    tape.leave(count=5)
+    episode = assembled(tape)
+    assert (episode.complete, episode.return_) == (True, 1.0)
+
+
 def test_tokens_meet_their_call_by_either_id() -> None:
     tape = Tape()
     tape.call("a", chat_body("x", id="re_a"))

@@ -95,7 +95,7 @@ def _assemble_rollout(
         error=frame.error,
         start_ns=frame.start_ns,
         end_ns=frame.end_ns,
-        complete=frame.end_ns is not None and _all_left(items),
+        complete=frame.end_ns is not None and _all_left(items, attempt),
         metadata=frame.facts.metadata,
         transitions=build_transitions(frame.facts, actions, concurrent, rewards),
         scopes=scopes,
@@ -189,11 +189,13 @@ def _tokens_of(item: SourcedRecord, tokens: Mapping[str, Sequence[SourcedRecord]
     return [told.record.tokens for name in ids for told in tokens.get(name, ())]
 
 
-def _all_left(items: Sequence[SourcedRecord]) -> bool:
-    """Whether every producer of a rollout has left with as many records as are here."""
+def _all_left(items: Sequence[SourcedRecord], attempt: int) -> bool:
+    """Whether every producer of an attempt has left with as many records as are here."""
     by_producer: dict[bytes, list[SourcedRecord]] = defaultdict(list)
     for item in items:
-        by_producer[item.producer].append(item)
+        # One that names no attempt is about the rollout, not part of it: no Leave counts it.
+        if item.record.attempt == attempt:
+            by_producer[item.producer].append(item)
     return all(_has_left(members) for members in by_producer.values())
 
 
