@@ -294,3 +294,14 @@ def test_a_tool_outside_a_rollout_is_counted_and_runs() -> None:
     before = faults.counters().get("tool_calls_outside_rollout", 0)
     assert double(4) == 8
     assert faults.counters()["tool_calls_outside_rollout"] == before + 1
+
+
+def test_a_reward_for_another_rollout_that_is_open_here_is_counted_where_it_belongs() -> None:
+    with capture() as cap:
+        with ls.rollout():
+            make_call()
+            handle = ls.last_call()
+            with ls.rollout():
+                ls.emit_reward(1, call=handle)
+    assert all(episode.complete for episode in cap.episodes())
+    assert sorted(len(episode.rewards) for episode in cap.episodes()) == [0, 1]

@@ -145,7 +145,7 @@ def append(scope: Scope, began: Moment, fill: Callable[[Record], None]) -> None:
 
 
 def append_outside(runtime: Runtime, began: Moment, fill: Callable[[Record], None]) -> None:
-    """Write one record outside any rollout that we take part in; `fill` may name one all the same."""
+    """Write one record that is about no scope of ours; `fill` may name a rollout, even one that is open here."""
 
     def write() -> None:
         if runtime.closed:
@@ -154,6 +154,9 @@ def append_outside(runtime: Runtime, began: Moment, fill: Callable[[Record], Non
         sink = runtime.sink()
         record = _stamp(Record(), sink, began)
         fill(record)
+        for rollout, membership in runtime.joined.items():
+            if (rollout.rollout_id, rollout.attempt) == (record.rollout_id, record.attempt):
+                membership.count += 1
         sink.write(record)
 
     _exclusively(write)
@@ -286,8 +289,9 @@ def _write(
         began,
     )
     fill(record)
-    sink.write(record)
+    # Counted before it is written: what cannot be written leaves the rollout incomplete, not quietly shorter.
     membership.count += 1
+    sink.write(record)
     membership.last_order = max(membership.last_order, record.order)
 
 
