@@ -239,3 +239,29 @@ def test_what_lies_in_the_spool_is_read_through_the_collector_that_owns_the_stor
         write_rollout(home / "spool", 1)
         [row] = json.loads(lsdk("rollouts", "--json"))
     assert row["rollout_id"] == rollout_id(1)
+
+
+@pytest.mark.parametrize("arguments", [["rollouts"], ["export", "--out", "train.jsonl"]])
+def test_a_disk_that_is_full_loses_nothing(arguments: list[str], home: Path, tmp_path: Path) -> None:
+    for number in range(20):
+        write_rollout(home / "spool", number)
+    waiting = sorted((home / "spool").glob("*.seg"))
+    # No file may grow beyond this: enough for the schema of the store, too little for the records.
+    limited = (
+        "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, 400_000)); "
+        "from lightning_sdk.cli.main import main; sys.exit(main())"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", limited, *arguments],
+        env=environment(),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert (result.returncode, result.stdout) == (2, ""), result.stderr
+    assert result.stderr.startswith("lsdk: ")
+    assert result.stderr.count("\n") == 1, result.stderr
+    assert sorted((home / "spool").glob("*.seg")) == waiting
+    assert not (tmp_path / "train.jsonl").exists()
+
+    assert len(json.loads(lsdk("rollouts", "--json"))) == 20

@@ -56,6 +56,9 @@ def print_json(value: Any) -> None:
 def counted(items: Iterable[T], description: str, total: int | None = None) -> Iterator[T]:
     """Pass `items` on; where stderr is a terminal, a progress bar counts them there and then disappears."""
     console = Console(stderr=True, highlight=False, markup=False, emoji=False)
+    if not console.is_terminal:
+        yield from items
+        return
     bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -63,7 +66,6 @@ def counted(items: Iterable[T], description: str, total: int | None = None) -> I
         TimeRemainingColumn(),
         console=console,
         transient=True,
-        disable=not console.is_terminal,
     )
     with bar:
         yield from bar.track(items, total=total, description=description)
