@@ -15,10 +15,13 @@ from pathlib import Path
 
 import pytest
 
+from lightning_sdk._proto.records_pb2 import Call, Join, Reward, RolloutStart, ToolCall
 from lightning_sdk.cli.main import main
+from lightning_sdk.client.spool import SpoolWriter
 from lightning_sdk.home import Home
+from lightning_sdk.ids import new_producer
 from support.cli_episodes import at
-from support.cli_rollouts import rollout_id, write_rollout
+from support.cli_rollouts import Script, rollout_id, write_rollout
 
 
 @pytest.fixture(autouse=True)
@@ -304,3 +307,26 @@ def test_an_endpoint_where_nobody_listens_is_one_sentence(
 ) -> None:
     monkeypatch.setenv("LIGHTNING_ENDPOINT", "grpc://127.0.0.1:1")
     assert "grpc://127.0.0.1:1" in refused(capsys, "rollouts")
+
+
+def test_hostile_records_break_no_output(spool: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    writer = SpoolWriter(spool, new_producer())
+    script = Script(writer, rollout_id(1), "group", 0)
+    script.write(0, join=Join(pid=1))
+    metadata = b'{"a": NaN, "b": "\\ud800"}'
+    script.write(0, rollout_start=RolloutStart(project="p\x1b[2J", task_id="\u202eevil", metadata=metadata))
+    for body in (b"NaN", b'{"x": [1e999]}', b"[" * 2000 + b"]" * 2000, b'"\\u001b[2J"', b"not json", b""):
+        script.write(1, tool_call=ToolCall(name="\x1b[1m", arguments=body, result=body, outcome=1))
+    for index, request in enumerate(
+        (b'{"messages": "x", "model": 5}', b'{"messages": [5, null, {"role": 3}]}', b"")
+    ):
+        script.write(2, call=Call(call_id=f"ca_{index}", request=request, response=b"{}", outcome=1))
+    reward = Reward(call_id="unknown")
+    reward.components.add(name="\x1b", value=float("nan"))
+    script.write(3, reward=reward)
+    writer.close()
+
+    for command in (["rollouts"], ["show", "--last"], ["show", "--last", "--full"], ["stats"]):
+        assert "\x1b" not in run(capsys, *command)
+    for command in (["rollouts"], ["show", "--last"], ["stats"]):
+        json.loads(run(capsys, *command, "--json"))

@@ -50,7 +50,7 @@ def write_rollout(
     Its agent "solve" makes `calls` calls and then uses a tool. Returns the rollout's id.
     """
     writer = SpoolWriter(spool, new_producer(), destination=destination)
-    script = _Script(
+    script = Script(
         writer, rollout_id(number), f"group of {task_id}" if task_id else rollout_id(number), number * 1000
     )
     script.write(0, join=Join(pid=1, host="here"))
@@ -78,7 +78,9 @@ def write_rollout(
     return rollout_id(number)
 
 
-class _Script:
+class Script:
+    """Writes the records of one rollout, each with the next tick of its producer's clock."""
+
     def __init__(self, writer: SpoolWriter, rollout: str, group: str, offset_ms: int) -> None:
         self.scope_id = ""
         self._writer = writer
@@ -88,6 +90,7 @@ class _Script:
         self._order = 0
 
     def write(self, start_ms: int, duration_ms: int = 0, **body: Any) -> None:
+        """Write one record with this body, so many milliseconds after the rollout's start."""
         self._order += 1
         record = Record(
             order=self._order,

@@ -42,6 +42,6 @@ def episode_tokens(episode: Episode, calls: Mapping[str, CallView]) -> tuple[int
 def _usage(usage: Mapping[str, Any], *names: str) -> int | None:
     for name in names:
         value = usage.get(name)
-        if isinstance(value, int):
+        if isinstance(value, int) and not isinstance(value, bool):
             return value
     return None
