@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from support.policy_fakes import ByteTokenizer
 
 from lightning_sdk.policy.stop_text import StoppableText, held_back
+from support.policy_fakes import ByteTokenizer
 
 
 def _spoken(text: str, stop: list[str]) -> tuple[list[str], bool]:
@@ -28,8 +28,9 @@ def test_the_pieces_joined_are_the_text_before_the_first_stop_string(text: str, 
         assert ("".join(pieces), stopped) == (text, False)
     else:
         seen = text[: min(ends)]  # sampling ends with the character that completes a stop string
+        first = min(seen.find(one) for one in stop if one in seen)
         assert stopped
-        assert "".join(pieces) == seen[: min(at for one in stop if (at := seen.find(one)) >= 0)]
+        assert "".join(pieces) == seen[:first]
 
 
 def test_a_character_of_several_tokens_comes_whole() -> None:

@@ -66,7 +66,10 @@ def test_a_call_is_found_after_text() -> None:
 
 
 def test_white_space_and_order_of_keys_do_not_matter() -> None:
-    spaced = '<tool_call>\n{"arguments":{"a" :1} ,"name":"f"}\n</tool_call>\n\n<tool_call>{"name":"g","arguments":{}}</tool_call>\n'
+    spaced = (
+        '<tool_call>\n{"arguments":{"a" :1} ,"name":"f"}\n</tool_call>\n\n'
+        '<tool_call>{"name":"g","arguments":{}}</tool_call>\n'
+    )
     assert parse_calls(spaced).calls == (ToolCallText("f", '{"a" :1}'), ToolCallText("g", "{}"))
 
 

@@ -1,4 +1,4 @@
-"""For tests of the policy endpoint without torch: a byte tokenizer, an engine that says what it is told, a server."""
+"""Policy endpoint without torch: a byte tokenizer, an engine that is told what to say, a server."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SPECIAL = {START: "<|im_start|>", END: "<|im_end|>"}
 
 
 class ByteTokenizer:
-    """ChatML over UTF-8 bytes: id = byte, and two special tokens. `knows_tools` as a chat template may or may not."""
+    """ChatML over UTF-8 bytes: id = byte, and two special tokens. Its template `knows_tools` or does not."""
 
     def __init__(self, *, knows_tools: bool = False, arguments_as_text: bool = True) -> None:
         self._knows_tools = knows_tools
@@ -76,7 +76,7 @@ class ByteTokenizer:
 
 
 class ScriptedEngine:
-    """Says the next script, byte by byte; every choice of a request the same. A `gate` lets one token pass each."""
+    """Says the next script, byte by byte, in every choice. Each token takes one permit of the `gate`."""
 
     context_length = 4096
     policy_version = 0

@@ -196,7 +196,7 @@ def parse_chat_request(body: bytes) -> ChatRequest:
     try:
         request = ChatRequest.model_validate(_without_neutral(fields))
     except ValidationError as error:
-        raise _first_fault(error) from None
+        raise _clearest_fault(error) from None
     _check_together(request)
     return request
 
@@ -244,8 +244,9 @@ def _check_together(request: ChatRequest) -> None:
         )
 
 
-def _first_fault(error: ValidationError) -> ApiError:
-    fault = error.errors(include_url=False)[0]
+def _clearest_fault(error: ValidationError) -> ApiError:
+    # The innermost: of a union, the branch that got furthest.
+    fault = max(error.errors(include_url=False), key=lambda fault: len(fault["loc"]))
     param = _path(fault["loc"])
     if fault["type"] == "extra_forbidden":
         return unsupported(param, "this endpoint does not know it")

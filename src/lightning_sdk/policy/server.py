@@ -115,8 +115,8 @@ def _check_model_directory(model: Path) -> None:
 
 
 def _check_exposure(host: str, token: str | None) -> None:
-    if token == "":
-        raise ConfigError("the token is empty: give one, or leave --token out")
+    if token is not None and not (token and token.isascii() and token.isprintable() and " " not in token):
+        raise ConfigError("the token is empty or not plain ASCII without spaces: clients could not send it")
     if token is not None or host == "localhost":
         return
     try:

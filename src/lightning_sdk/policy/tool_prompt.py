@@ -4,9 +4,9 @@ The system turn lists the tools as JSON. A call is written as
 
     <tool_call>{"name": "calculator", "arguments": {"expression": "64+16"}}</tool_call>
 
-and what the tool said comes back in a user turn as `<result>80</result>` (a tag that begins like that of a call
-makes small models write results themselves). Text may stand before the first call; several calls follow each
-other, apart by white space only.
+and what the tool said comes back in a user turn as `<result>80</result>` (after a tag that begins like a call's
+small models write results themselves). Text may stand before the first call; several calls follow each other,
+apart by white space only.
 
 Reading is strict: what is not exactly that is no call but text, which is what the model said. The arguments
 stay the substring that was sampled, so that the same message, written into the next prompt, is the same text.

@@ -81,7 +81,7 @@ def load_engine(
         ConfigError: it cannot be loaded, or works in no batch.
     """
     chosen = _choose_device(device)
-    transformers_logging.disable_progress_bar()
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     if threads is not None:
         torch.set_num_threads(threads)
     tokenizer = _load_tokenizer(directory)

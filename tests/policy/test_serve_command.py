@@ -1,0 +1,170 @@
+"""`lsdk serve` as a process: it says where it listens, records what it samples, and ends when told."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai import OpenAI
+
+from lightning_sdk.client.config import load_config
+from lightning_sdk.client.segments import SegmentReader, list_segments
+from lightning_sdk.errors import ConfigError
+from lightning_sdk.policy.server import ServeOptions, serve
+from lightning_sdk.records import Tokens, parse_record, unpack_float32, unpack_int32
+from support.policy_fakes import wait_until
+from support.tiny_model import save_tiny_model
+
+needs_torch = pytest.mark.model
+LSDK = [sys.executable, "-m", "lightning_sdk", "serve"]
+USER: Any = {"role": "user", "content": "hi"}
+
+
+@contextmanager
+def _serving(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """The command's process and the URL of its ready line."""
+    process = subprocess.Popen(
+        [*LSDK, *arguments, "--port", "0", "--threads", "1", "--device", "cpu"],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stderr is not None
+        line = process.stderr.readline()
+        assert line.startswith("lsdk serve: ready at http://127.0.0.1:"), line + process.stderr.read()
+        yield process, line.split()[-1]
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def _run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*LSDK, *arguments], capture_output=True, text=True, timeout=60, env={**os.environ, **environment}
+    )
+
+
+def _recorded(home: Path) -> list[Tokens]:
+    frames = [frame for path in list_segments(home / "spool") for frame in SegmentReader(path).read()]
+    return [parse_record(frame.record).tokens for frame in frames]
+
+
+@needs_torch
+def test_what_was_sampled_is_in_the_spool_and_sigterm_lets_a_running_answer_finish(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="needs the [torch] extra")
+    model = save_tiny_model(tmp_path / "tiny")
+    with _serving(str(model), "--policy", "tiny-policy") as (process, url):
+        client = OpenAI(base_url=url, api_key="unused", max_retries=0)
+        answer: Any = client.chat.completions.create(
+            model="tiny",
+            messages=[USER],
+            max_tokens=12,
+            logprobs=True,
+            extra_body={"return_token_ids": True},
+            extra_headers={"x-lightning-call-id": "ca_42"},
+        )
+        (tokens,) = _recorded(tmp_path / "home")
+        assert (tokens.call_id, tokens.response_id, tokens.policy) == ("ca_42", answer.id, "tiny-policy")
+        assert list(unpack_int32(tokens.prompt_token_ids)) == answer.prompt_token_ids
+        assert list(unpack_int32(tokens.choices[0].token_ids)) == answer.choices[0].token_ids
+        told = [entry.logprob for entry in answer.choices[0].logprobs.content]
+        assert list(unpack_float32(tokens.choices[0].logprobs)) == pytest.approx(told, abs=1e-6)
+
+        stream = client.chat.completions.create(model="tiny", messages=[USER], max_tokens=300, stream=True)
+        next(stream)
+        process.send_signal(signal.SIGTERM)
+        assert [chunk.choices[0].finish_reason for chunk in stream][-1] in ("length", "stop")
+        assert process.wait(30) == 0
+    assert len(_recorded(tmp_path / "home")) == 2
+
+
+@needs_torch
+def test_a_client_of_the_real_endpoint_that_disconnects_frees_its_places(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="needs the [torch] extra")
+    import json
+    import urllib.request
+
+    model = save_tiny_model(tmp_path / "tiny")
+    with _serving(str(model), "--max-batch", "2") as (_, url):
+        client = OpenAI(base_url=url, api_key="unused", max_retries=0)
+        stream = client.chat.completions.create(
+            model="tiny", messages=[USER], max_tokens=450, n=16, stream=True
+        )
+        next(stream)
+        stream.close()
+
+        def idle() -> bool:
+            with urllib.request.urlopen(url.removesuffix("/v1") + "/health") as response:
+                health = json.load(response)
+            return bool(health["running"] == health["waiting"] == 0)
+
+        wait_until(idle)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        (["no-such-directory"], "no directory"),
+        (["."], "no config.json"),
+        ([".", "--host", "0.0.0.0"], "--token"),
+        ([".", "--host", "0.0.0.0", "--token", ""], "token is empty"),
+        ([".", "--endpoint", "http://x"], "grpc://"),
+    ],
+)
+def test_what_cannot_be_served_is_one_sentence_and_exit_code_2(
+    arguments: list[str], what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = _run(*arguments)
+    assert done.returncode == 2
+    assert what in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_wrong_option_is_a_usage_error() -> None:
+    done = _run(".", "--max-batch", "0")
+    assert done.returncode == 2
+    assert "--max-batch" in done.stderr
+
+
+def test_help_has_an_example_and_needs_no_torch() -> None:
+    done = _run("--help", PYTHONSAFEPATH="1")
+    assert done.returncode == 0
+    assert "lsdk serve ./SmolLM2-135M-Instruct" in done.stdout
+
+
+def test_a_port_that_is_taken_is_said_before_the_model_is_loaded(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        options = ServeOptions(model=tmp_path, port=port)
+        with pytest.raises(ConfigError, match=f"127.0.0.1:{port}"):
+            serve(options, load_config(), on_ready=lambda url: None)
+
+
+def test_without_torch_the_sentence_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    monkeypatch.setattr("lightning_sdk.policy.server.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"agent-lightning-sdk\[torch\]"):
+        serve(ServeOptions(model=tmp_path, port=0), load_config(), on_ready=lambda url: None)
+
+
+def test_the_endpoint_without_its_engine_imports_neither_torch_nor_transformers() -> None:
+    code = (
+        "import sys, lightning_sdk.policy.server, lightning_sdk.cli.serve; "
+        "print(sorted({'torch', 'transformers'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,131 @@
+"""The Tokens record of an answer: the engine's ids, under the caller's call id, before the answer ends."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import Any
+
+import pytest
+from openai import OpenAI
+
+from lightning_sdk.records import Record, unpack_float32, unpack_int32
+from support.policy_fakes import END, ByteTokenizer, MemoryWriter, scripted_service, served
+
+USER: Any = {"role": "user", "content": "hi"}
+HEADER = "x-lightning-call-id"
+
+
+def _client(url: str) -> OpenAI:
+    return OpenAI(base_url=url, api_key="unused", max_retries=0, timeout=20)
+
+
+def test_a_record_says_what_the_engine_knows() -> None:
+    service, engine, writer = scripted_service("abc")
+    with served(service) as url:
+        answer = _client(url).chat.completions.create(
+            model="scripted",
+            messages=[USER],
+            temperature=0.5,
+            n=2,
+            seed=3,
+            extra_headers={HEADER: "ca_0123"},
+        )
+    (record,) = writer.records
+    tokens = record.tokens
+    assert (record.order, record.rollout_id) == (1, "")
+    assert 0 < record.start_ns <= record.end_ns
+    assert (tokens.call_id, tokens.response_id) == ("ca_0123", answer.id)
+    assert (tokens.policy, tokens.policy_version, tokens.policy_version_end) == ("policy-a", 0, 0)
+    assert list(unpack_int32(tokens.prompt_token_ids)) == ByteTokenizer().encode(engine.prompts[0])
+    assert [choice.index for choice in tokens.choices] == [0, 1]
+    for choice in tokens.choices:
+        assert list(unpack_int32(choice.token_ids)) == [*b"abc", END]
+        assert list(unpack_float32(choice.logprobs)) == [-0.5, -1.5, -2.5, -3.5]
+        assert choice.finish_reason == "stop"
+    assert json.loads(tokens.sampling_requested) == {"temperature": 0.5, "n": 2, "seed": 3}
+    assert json.loads(tokens.sampling_effective) == {
+        "temperature": 0.5,
+        "top_p": 1.0,
+        "seed": 3,
+        "n": 2,
+        "stop": [],
+        "max_tokens": engine.params[0].max_tokens,
+    }
+    assert tokens.logprobs_mode == "processed"
+
+
+def test_greedy_log_probabilities_are_the_models_own_and_marked_so() -> None:
+    service, engine, writer = scripted_service("a", "a")
+    with served(service) as url:
+        for temperature in (0, 1e-9):
+            _client(url).chat.completions.create(model="scripted", messages=[USER], temperature=temperature)
+    assert [params.temperature for params in engine.params] == [0, 0]
+    assert [record.tokens.logprobs_mode for record in writer.records] == ["raw", "raw"]
+    assert json.loads(writer.records[1].tokens.sampling_requested) == {"temperature": 1e-9}
+    assert json.loads(writer.records[1].tokens.sampling_effective)["temperature"] == 0
+
+
+def test_a_stop_string_adds_no_token_and_takes_none_away() -> None:
+    service, _, writer = scripted_service("one. two")
+    with served(service) as url:
+        _client(url).chat.completions.create(model="scripted", messages=[USER], stop=". t")
+    choice = writer.records[0].tokens.choices[0]
+    assert bytes(unpack_int32(choice.token_ids).tolist()) == b"one. t"
+
+
+@pytest.mark.parametrize("sent", ["", "with space", "x" * 129, "a/b"])
+def test_a_call_id_that_cannot_be_kept_is_replaced_and_the_answer_says_by_which(sent: str) -> None:
+    service, _, writer = scripted_service("ok")
+    with served(service) as url:
+        raw = _client(url).chat.completions.with_raw_response.create(
+            model="scripted",
+            messages=[USER],
+            extra_headers={HEADER: sent},
+        )
+    answered = raw.headers[HEADER]
+    assert answered.startswith("ca_")
+    assert writer.records[0].tokens.call_id == answered
+
+
+def test_refusals_and_streams_carry_the_call_id_too() -> None:
+    service, _, _ = scripted_service("ok")
+    with served(service) as url:
+        create = _client(url).chat.completions.with_raw_response.create
+        streamed = create(model="scripted", messages=[USER], stream=True, extra_headers={HEADER: "ca_1"})
+        assert streamed.headers[HEADER] == "ca_1"
+        with pytest.raises(Exception, match="does not exist") as caught:
+            create(model="other", messages=[USER], extra_headers={HEADER: "ca_2"})
+    assert caught.value.response.headers[HEADER] == "ca_2"  # type: ignore[attr-defined]
+
+
+def test_the_record_is_there_when_the_last_finish_reason_arrives() -> None:
+    service, _, writer = scripted_service("abc")
+    with served(service) as url:
+        for chunk in _client(url).chat.completions.create(model="scripted", messages=[USER], stream=True):
+            if chunk.choices[0].finish_reason is not None:
+                assert len(writer.records) == 1
+                return
+    raise AssertionError("no finish reason came")
+
+
+def test_a_spool_that_fails_fails_no_answer_and_is_counted_and_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    service, _, writer = scripted_service("a", "b")
+    writer.broken = True
+    with caplog.at_level(logging.ERROR, "lightning_sdk.policy"), served(service) as url:
+        for text in ("a", "b"):
+            answer = _client(url).chat.completions.create(model="scripted", messages=[USER])
+            assert answer.choices[0].message.content == text
+    assert service.recorder.failures == 2
+    assert [record.message for record in caplog.records].count(caplog.records[0].message) == 1
+    assert len(caplog.records) == 1
+
+
+def test_what_is_written_is_a_whole_record() -> None:
+    service, _, writer = scripted_service("a")
+    with served(service) as url:
+        _client(url).chat.completions.create(model="scripted", messages=[USER])
+    assert isinstance(writer, MemoryWriter)
+    assert Record.FromString(writer.records[0].SerializeToString()) == writer.records[0]
