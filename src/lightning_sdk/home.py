@@ -1,4 +1,4 @@
-"""Where state lives: `.lightning/` of the working directory, or `LIGHTNING_HOME`."""
+"""Where state lives: `.lightning/` of the working directory, or `LIGHTNING_HOME`; its spool may be elsewhere."""
 
 from __future__ import annotations
 
@@ -6,23 +6,27 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+StrPath = str | os.PathLike[str]
+
 
 @dataclass(frozen=True)
 class Home:
     """The layout of the state directory. Paths are absolute; nothing is made until `ensure()`."""
 
     path: Path
+    # Segments that wait to be sent or adopted.
+    spool: Path
 
     @classmethod
-    def locate(cls, path: str | os.PathLike[str] | None = None) -> Home:
-        """`path`, else `LIGHTNING_HOME`, else `.lightning` of the working directory, made absolute now."""
-        chosen = path or os.environ.get("LIGHTNING_HOME") or ".lightning"
-        return cls(Path(chosen).expanduser().absolute())
+    def locate(cls, path: StrPath | None = None, *, spool: StrPath | None = None) -> Home:
+        """Where state lives now.
 
-    @property
-    def spool(self) -> Path:
-        """Segments that wait to be sent or adopted."""
-        return self.path / "spool"
+        Args:
+            path: else `LIGHTNING_HOME`, else `.lightning` of the working directory.
+            spool: else `LIGHTNING_SPOOL_DIR`, else `spool` in the state directory.
+        """
+        home = _absolute(path or os.environ.get("LIGHTNING_HOME") or ".lightning")
+        return cls(home, _absolute(spool or os.environ.get("LIGHTNING_SPOOL_DIR") or home / "spool"))
 
     @property
     def store(self) -> Path:
@@ -44,3 +48,7 @@ class Home:
         ignore = self.path / ".gitignore"
         if not ignore.exists():
             ignore.write_text("*\n")
+
+
+def _absolute(path: StrPath) -> Path:
+    return Path(path).expanduser().absolute()

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 
+from lightning_sdk.cli.main import main
 from support.cli_rollouts import rollout_id, write_rollout
 from support.fake_openai import FakeOpenAI, Reply, ToolCall
 
@@ -265,3 +266,14 @@ def test_a_disk_that_is_full_loses_nothing(arguments: list[str], home: Path, tmp
     assert not (tmp_path / "train.jsonl").exists()
 
     assert len(json.loads(lsdk("rollouts", "--json"))) == 20
+
+
+def test_a_spool_that_was_moved_is_read_where_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("LIGHTNING_SPOOL_DIR", str(tmp_path / "elsewhere"))
+    program = "import lightning_sdk as ls\nls.trace_agent(lambda: None)()"
+    subprocess.run([sys.executable, "-c", program], check=True)
+    assert list((tmp_path / "elsewhere").glob("*.seg"))
+    assert main(["rollouts", "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)) == 1

@@ -218,6 +218,6 @@ def test_a_hook_that_fails_withholds_the_body_and_keeps_the_record() -> None:
         call.finish("ok")
     runtime = active()
     assert runtime is not None
-    written = of_kind(read_spool(runtime.config.spool_dir), "call")[0].call
+    written = of_kind(read_spool(runtime.config.home.spool), "call")[0].call
     assert (written.request, written.response, written.redactions) == (b"hello NAME", b"", 2)
     assert faults.counters()["error.redact_hook"] >= 1

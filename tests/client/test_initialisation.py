@@ -155,7 +155,7 @@ def test_every_option_is_also_a_variable(monkeypatch: pytest.MonkeyPatch, tmp_pa
         monkeypatch.setenv(f"LIGHTNING_{name}", value)
     config = load_config()
     assert (config.endpoint, config.project, config.token) == ("grpc://127.0.0.1:4319", "p", "t")
-    assert (config.home.path, config.spool_dir) == (tmp_path / "h", tmp_path / "s")
+    assert (config.home.path, config.home.spool) == (tmp_path / "h", tmp_path / "s")
     assert (config.integrations, config.run_id, config.split) == (("openai",), "r", "train")
     assert config.policy_endpoint == "http://127.0.0.1:8000/v1"
     assert "'t'" not in repr(config)
@@ -168,7 +168,7 @@ def test_paths_become_absolute_at_init(monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.chdir(tmp_path)
     config = load_config(spool_dir="spool")
     monkeypatch.chdir("/")
-    assert (config.home.path, config.spool_dir) == (tmp_path / ".lightning", tmp_path / "spool")
+    assert (config.home.path, config.home.spool) == (tmp_path / ".lightning", tmp_path / "spool")
 
 
 @pytest.mark.parametrize(

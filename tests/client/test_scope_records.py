@@ -297,11 +297,10 @@ def test_a_tool_outside_a_rollout_is_counted_and_runs() -> None:
 
 
 def test_a_reward_for_another_rollout_that_is_open_here_is_counted_where_it_belongs() -> None:
-    with capture() as cap:
+    with capture() as cap, ls.rollout():
+        make_call()
+        handle = ls.last_call()
         with ls.rollout():
-            make_call()
-            handle = ls.last_call()
-            with ls.rollout():
-                ls.emit_reward(1, call=handle)
+            ls.emit_reward(1, call=handle)
     assert all(episode.complete for episode in cap.episodes())
     assert sorted(len(episode.rewards) for episode in cap.episodes()) == [0, 1]

@@ -5,14 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
 from urllib.parse import urlsplit
 
 from lightning_sdk.client.urls import UrlPrefix
 from lightning_sdk.errors import ConfigError
-from lightning_sdk.home import Home
-
-StrPath = str | os.PathLike[str]
+from lightning_sdk.home import Home, StrPath
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +20,6 @@ class Config:
     endpoint: str
     project: str
     home: Home
-    spool_dir: Path
     # Names of the integrations to install; None: all that are found.
     integrations: tuple[str, ...] | None
     token: str | None = field(repr=False)
@@ -57,15 +53,13 @@ def load_config(
     Raises:
         ConfigError: a value cannot be used; the message names it and what would work.
     """
-    located = Home.locate(_checked_path("home", home))
-    spool = _checked_path("spool_dir", spool_dir) or os.environ.get("LIGHTNING_SPOOL_DIR")
+    located = Home.locate(_checked_path("home", home), spool=_checked_path("spool_dir", spool_dir))
     if redact is not None and not callable(redact):
         raise ConfigError(f"redact={redact!r} cannot be called: expected a function from bytes to bytes")
     return Config(
         endpoint=_checked_endpoint(_text("endpoint", endpoint, empty_ok=True) or ""),
         project=_text("project", project) or "default",
         home=located,
-        spool_dir=Path(spool).expanduser().absolute() if spool else located.spool,
         integrations=_checked_integrations(integrations),
         token=_text("token", token),
         redact=redact,

@@ -19,9 +19,10 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Protocol
 
 from lightning_sdk.client import faults
-from lightning_sdk.client.config import Config, StrPath, load_config
+from lightning_sdk.client.config import Config, load_config
 from lightning_sdk.client.urls import UrlPrefix
 from lightning_sdk.errors import ConfigError
+from lightning_sdk.home import StrPath
 from lightning_sdk.ids import new_id
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ class Runtime:
 
             config = self.config
             config.home.ensure()
-            self._producer = Producer(config.spool_dir, destination=config.endpoint, token=config.token)
+            self._producer = Producer(config.home.spool, destination=config.endpoint, token=config.token)
         return self._producer
 
     def install(self) -> None:

@@ -63,7 +63,7 @@ def serve(options: ServeOptions, config: Config, *, on_ready: Callable[[str], No
     # Before the model is loaded: a port that is taken should not cost half a minute.
     with _listen(options.host, options.port) as listener:
         engine = _load(options)
-        producer = Producer(config.spool_dir, destination=config.endpoint or "", token=config.token)
+        producer = Producer(config.home.spool, destination=config.endpoint or "", token=config.token)
         try:
             service = ChatService(engine, TokenRecorder(producer, options.policy or name), name)
             app = make_app(service, token=options.token)
