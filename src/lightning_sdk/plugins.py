@@ -60,7 +60,11 @@ class CallRecording(Protocol):
         """The data of one server-sent event."""
 
     def finish(self, outcome: OutcomeName, error: BaseException | None = None) -> None:
-        """The call is over and is written now."""
+        """The call is over and is written now.
+
+        A garbage collection may call it (a stream was dropped), in the middle of whatever this thread does:
+        it must not wait for a lock that the same thread may hold.
+        """
 
 
 class Recorder(Protocol):
