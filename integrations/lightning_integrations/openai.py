@@ -4,8 +4,8 @@ All shapes of calls (create, parse, stream helpers, raw responses; sync and asyn
 
 * `SyncAPIClient.request`, `AsyncAPIClient.request`: one logical call, retries included;
 * `BaseClient._build_request`: each HTTP attempt, with its exact bytes and final URL;
-* `BaseClient._should_retry`: the answer of an attempt that failed;
-* `SyncAPIClient._process_response`, `AsyncAPIClient._process_response`: the answer of the one that succeeded.
+* `SyncAPIClient._process_response`, `AsyncAPIClient._process_response`: the answer of the one that succeeded;
+  an attempt that the SDK repeats is only counted.
 
 Bodies that are read later are followed by `_openai_streams`. The outcome is that of the model's call: a whole
 answer is "ok" even where the SDK then fails to parse it for the agent.
@@ -76,11 +76,6 @@ class _Call:
             for name, value in self.recording.headers(url).items():
                 request.headers[name] = value
             self.recording.sent(_body(request))
-
-    def refused(self, response: Any) -> None:
-        """An attempt was answered with an error status; the SDK decides now whether to try again."""
-        if self.recording is not None and not self._over:
-            self.recording.answered(response.status_code, response.headers)
 
     def answered(self, client: Any, kwargs: dict[str, Any], *, is_async: bool) -> dict[str, Any]:
         """An attempt succeeded. Returns the arguments for `_process_response`."""
@@ -216,16 +211,6 @@ def _build_request(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: d
     return request
 
 
-def _should_retry(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    call = _current.get()
-    if call is not None:
-        try:
-            call.refused(args[0] if args else kwargs["response"])
-        except Exception as error:
-            report("openai retry", error)
-    return wrapped(*args, **kwargs)
-
-
 def _process_response(
     wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_async: bool
 ) -> Any:
@@ -249,7 +234,6 @@ def _make_targets() -> Sequence[Target]:
             Target(module.SyncAPIClient, "request", _request),
             Target(module.AsyncAPIClient, "request", _async_request),
             Target(module.BaseClient, "_build_request", _build_request),
-            Target(module.BaseClient, "_should_retry", _should_retry),
             Target(module.SyncAPIClient, "_process_response", process),
             Target(module.AsyncAPIClient, "_process_response", process_async),
         ]

@@ -18,7 +18,7 @@ class MemoryCall:
     streamed: bool
     extra_headers: Mapping[str, str]
     bodies: list[bytes] = field(default_factory=list)
-    statuses: list[int] = field(default_factory=list)
+    status: int = 0
     response_headers: dict[str, str] = field(default_factory=dict)
     response: bytes | None = None
     events: list[str] = field(default_factory=list)
@@ -33,10 +33,6 @@ class MemoryCall:
     def attempts(self) -> int:
         return len(self.bodies)
 
-    @property
-    def status(self) -> int:
-        return self.statuses[-1] if self.statuses else 0
-
     def headers(self, url: str) -> Mapping[str, str]:
         return self.extra_headers
 
@@ -46,7 +42,7 @@ class MemoryCall:
 
     def answered(self, status: int, headers: Mapping[str, str]) -> None:
         self._note_late("answered")
-        self.statuses.append(status)
+        self.status = status
         self.response_headers = dict(headers)
 
     def received(self, body: bytes) -> None:
