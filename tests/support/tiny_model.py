@@ -26,7 +26,7 @@ CONTEXT_LENGTH = 512
 def save_tiny_model(
     directory: Path, *, template: str | None = PLAIN_TEMPLATE, sliding_window: int | None = None
 ) -> Path:
-    """Two attention layers with grouped heads and fixed weights. An id is a byte, so any text can be encoded."""
+    """Two attention layers with grouped heads, fixed weights. An id is a byte, so any text can be encoded."""
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import MistralConfig, MistralForCausalLM, PreTrainedTokenizerFast

@@ -4,7 +4,7 @@ The system turn lists the tools as JSON. A call is written as
 
     <tool_call>{"name": "calculator", "arguments": {"expression": "64+16"}}</tool_call>
 
-and what the tool said comes back in a user turn as `<result>80</result>` (after a tag that begins like a call's
+and what the tool said comes back in a user turn as `<result>80</result>` (if its tag begins like a call's,
 small models write results themselves). Text may stand before the first call; several calls follow each other,
 apart by white space only.
 
