@@ -75,7 +75,7 @@ def solve(question: str) -> str:
     messages: list[Any] = [*EXAMPLES, {"role": "user", "content": question}]
     for _ in range(MAX_TURNS):
         completion = client.chat.completions.create(
-            model=MODEL, messages=messages, tools=[CALCULATOR], temperature=0.8, max_tokens=48
+            model=MODEL, messages=messages, tools=[CALCULATOR], temperature=0.6, max_tokens=48
         )
         reply = completion.choices[0].message
         messages.append(reply.model_dump(exclude_none=True))

@@ -33,13 +33,15 @@ def _serving(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """The command's process and the URL of its ready line."""
     process = subprocess.Popen(
         [*LSDK, *arguments, "--port", "0", "--threads", "1", "--device", "cpu"],
+        stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
     try:
+        assert process.stdout is not None
         assert process.stderr is not None
-        line = process.stderr.readline()
-        assert line.startswith("lsdk serve: ready at http://127.0.0.1:"), line + process.stderr.read()
+        line = process.stdout.readline()
+        assert line.startswith("serving "), line + process.stderr.read()
         yield process, line.split()[-1]
     finally:
         process.kill()

@@ -59,5 +59,5 @@ def command(endpoint: str | None, **options: Any) -> None:
     serve(
         ServeOptions(**options),
         load_config(endpoint=endpoint),
-        on_ready=lambda url: click.echo(f"lsdk serve: ready at {url}", err=True),
+        on_ready=lambda url: click.echo(f"serving {options['model']} at {url}"),
     )
