@@ -110,8 +110,8 @@ def main() -> None:
 
     ls.init(project="benchmark")
     with ls.rollout():
-        integrations.uninstall()
-        plain, ours = paired(client, integrations.install, integrations.uninstall)
+        integrations.uninstall_all()
+        plain, ours = paired(client, lambda: integrations.select(None), integrations.uninstall_all)
     _, theirs = paired(client, *switch(OpenAIInstrumentor().instrument))
     print(f"uninstrumented call                     {plain:8.0f} µs")
     print(f"lightning_sdk, written to the spool     {ours:+8.0f} µs")
