@@ -54,7 +54,8 @@ def base(session: nox.Session, protobuf: str) -> None:
 @nox.session(python="3.11")
 def lint(session: nox.Session) -> None:
     """Style, types, and the direction of imports."""
-    session.install("--quiet", "-e", ".[server]", *_group("lint"))
+    session.install("--quiet", TORCH)
+    session.install("--quiet", "-e", ".[torch]", *_group("lint"))
     session.run("ruff", "check")
     session.run("ruff", "format", "--check")
     session.run("mypy")
