@@ -17,6 +17,7 @@ from google.protobuf.message import DecodeError
 from lightning_sdk._proto.records_pb2 import (
     Call,
     ChoiceTokens,
+    Counters,
     Error,
     Join,
     Leave,
@@ -39,6 +40,7 @@ __all__ = [
     "OUTCOME_NAMES",
     "Call",
     "ChoiceTokens",
+    "Counters",
     "Error",
     "Join",
     "Leave",

@@ -30,7 +30,7 @@ class Error(_message.Message):
     def __init__(self, type: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
 
 class Record(_message.Message):
-    __slots__ = ("order", "start_ns", "end_ns", "rollout_id", "attempt", "group_id", "scope_id", "trace_id", "span_id", "rollout_start", "rollout_end", "join", "leave", "scope_start", "scope_end", "call", "tokens", "tool_call", "reward", "note", "otel_span")
+    __slots__ = ("order", "start_ns", "end_ns", "rollout_id", "attempt", "group_id", "scope_id", "trace_id", "span_id", "rollout_start", "rollout_end", "join", "leave", "scope_start", "scope_end", "call", "tokens", "tool_call", "reward", "note", "otel_span", "counters")
     ORDER_FIELD_NUMBER: _ClassVar[int]
     START_NS_FIELD_NUMBER: _ClassVar[int]
     END_NS_FIELD_NUMBER: _ClassVar[int]
@@ -52,6 +52,7 @@ class Record(_message.Message):
     REWARD_FIELD_NUMBER: _ClassVar[int]
     NOTE_FIELD_NUMBER: _ClassVar[int]
     OTEL_SPAN_FIELD_NUMBER: _ClassVar[int]
+    COUNTERS_FIELD_NUMBER: _ClassVar[int]
     order: int
     start_ns: int
     end_ns: int
@@ -73,7 +74,8 @@ class Record(_message.Message):
     reward: Reward
     note: Note
     otel_span: OtelSpan
-    def __init__(self, order: _Optional[int] = ..., start_ns: _Optional[int] = ..., end_ns: _Optional[int] = ..., rollout_id: _Optional[str] = ..., attempt: _Optional[int] = ..., group_id: _Optional[str] = ..., scope_id: _Optional[str] = ..., trace_id: _Optional[bytes] = ..., span_id: _Optional[bytes] = ..., rollout_start: _Optional[_Union[RolloutStart, _Mapping]] = ..., rollout_end: _Optional[_Union[RolloutEnd, _Mapping]] = ..., join: _Optional[_Union[Join, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., scope_start: _Optional[_Union[ScopeStart, _Mapping]] = ..., scope_end: _Optional[_Union[ScopeEnd, _Mapping]] = ..., call: _Optional[_Union[Call, _Mapping]] = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ..., tool_call: _Optional[_Union[ToolCall, _Mapping]] = ..., reward: _Optional[_Union[Reward, _Mapping]] = ..., note: _Optional[_Union[Note, _Mapping]] = ..., otel_span: _Optional[_Union[OtelSpan, _Mapping]] = ...) -> None: ...
+    counters: Counters
+    def __init__(self, order: _Optional[int] = ..., start_ns: _Optional[int] = ..., end_ns: _Optional[int] = ..., rollout_id: _Optional[str] = ..., attempt: _Optional[int] = ..., group_id: _Optional[str] = ..., scope_id: _Optional[str] = ..., trace_id: _Optional[bytes] = ..., span_id: _Optional[bytes] = ..., rollout_start: _Optional[_Union[RolloutStart, _Mapping]] = ..., rollout_end: _Optional[_Union[RolloutEnd, _Mapping]] = ..., join: _Optional[_Union[Join, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., scope_start: _Optional[_Union[ScopeStart, _Mapping]] = ..., scope_end: _Optional[_Union[ScopeEnd, _Mapping]] = ..., call: _Optional[_Union[Call, _Mapping]] = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ..., tool_call: _Optional[_Union[ToolCall, _Mapping]] = ..., reward: _Optional[_Union[Reward, _Mapping]] = ..., note: _Optional[_Union[Note, _Mapping]] = ..., otel_span: _Optional[_Union[OtelSpan, _Mapping]] = ..., counters: _Optional[_Union[Counters, _Mapping]] = ...) -> None: ...
 
 class RolloutStart(_message.Message):
     __slots__ = ("project", "run_id", "task_id", "split", "metadata")
@@ -265,3 +267,16 @@ class OtelSpan(_message.Message):
     RESOURCE_SPANS_FIELD_NUMBER: _ClassVar[int]
     resource_spans: bytes
     def __init__(self, resource_spans: _Optional[bytes] = ...) -> None: ...
+
+class Counters(_message.Message):
+    __slots__ = ("values",)
+    class ValuesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    values: _containers.ScalarMap[str, int]
+    def __init__(self, values: _Optional[_Mapping[str, int]] = ...) -> None: ...
