@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from urllib.parse import urlsplit
 
+from lightning_sdk.addresses import grpc_target, without_user
 from lightning_sdk.client.urls import UrlPrefix
 from lightning_sdk.errors import ConfigError
 from lightning_sdk.home import Home, StrPath
@@ -95,23 +95,8 @@ def _checked_path(name: str, given: StrPath | None) -> StrPath | None:
 
 
 def _checked_endpoint(endpoint: str) -> str:
-    if not endpoint:
-        return ""
-    try:
-        parts = urlsplit(endpoint)
-        port = parts.port
-    except ValueError:
-        port = None
-    if (
-        not port
-        or parts.scheme != "grpc"
-        or not parts.hostname
-        or "@" in parts.netloc
-        or endpoint != (f"grpc://{parts.netloc}")
-    ):
-        raise ConfigError(
-            f"endpoint={_without_user(endpoint)!r} is not of the form grpc://host:port, such as grpc://127.0.0.1:4319"
-        )
+    if endpoint:
+        grpc_target(endpoint)
     return endpoint
 
 
@@ -122,17 +107,10 @@ def _checked_policy_endpoint(url: str) -> str:
         UrlPrefix(url)
     except ValueError as error:
         raise ConfigError(
-            f"policy_endpoint={_without_user(url)!r} cannot be used, {error}: "
+            f"policy_endpoint={without_user(url)!r} cannot be used, {error}: "
             "give the base URL of the endpoint, such as http://127.0.0.1:8000/v1"
         ) from None
     return url
-
-
-def _without_user(url: str) -> str:
-    """`url` without what may be a password, for a message."""
-    scheme, separator, rest = url.rpartition("://")
-    authority, slash, path = rest.partition("/")
-    return scheme + separator + authority.rpartition("@")[2] + slash + path
 
 
 def _checked_integrations(given: Iterable[str] | None) -> tuple[str, ...] | None:

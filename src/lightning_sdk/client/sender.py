@@ -8,7 +8,6 @@ child cannot run as much as a destructor of gRPC.
 from __future__ import annotations
 
 import atexit
-import ipaddress
 import logging
 import os
 import random
@@ -19,14 +18,14 @@ import weakref
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import urlsplit
 
+from lightning_sdk.addresses import bearer, grpc_target, is_loopback
 from lightning_sdk.client.forks import undivided
 from lightning_sdk.client.segments import MAX_MESSAGE_BYTES
 from lightning_sdk.client.sources import BATCH_BYTES
 from lightning_sdk.client.spool import SpoolWriter
 from lightning_sdk.client.stream import SCAN_INTERVAL_S, Backlog, Stream
-from lightning_sdk.errors import ConfigError, SpoolError
+from lightning_sdk.errors import SpoolError
 
 if TYPE_CHECKING:
     import grpc
@@ -74,8 +73,8 @@ class Sender:
             ConfigError: destination or token cannot be used.
         """
         self._spool = spool
-        self._target = parse_destination(spool.destination)
-        self._metadata = _authorization(token)
+        self._target = grpc_target(spool.destination)
+        self._metadata = bearer(token)
         self._backlog = Backlog(spool)
         self._wake = threading.Event()
         self._retry_now = threading.Event()
@@ -280,32 +279,6 @@ class Sender:
             _log.warning("%s (further cases are counted, not logged)", what, exc_info=name == "sender_errors")
 
 
-def parse_destination(destination: str) -> str:
-    """The gRPC target of "grpc://host:port".
-
-    Raises:
-        ConfigError: it is not of that form.
-    """
-    try:
-        parts = urlsplit(destination)
-        port = parts.port
-    except ValueError:
-        parts, port = urlsplit(""), None
-    plain = not (parts.path.strip("/") or parts.query or parts.fragment or "@" in parts.netloc)
-    if parts.scheme != "grpc" or not parts.hostname or not port or not plain:
-        raise ConfigError(f"the endpoint {destination!r} is not of the form grpc://host:port")
-    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
-    return f"{host}:{port}"
-
-
-def _authorization(token: str | None) -> tuple[tuple[str, str], ...]:
-    if not token:
-        return ()
-    if not (token.isascii() and token.isprintable()):
-        raise ConfigError("the token has characters other than printable ASCII: check LIGHTNING_TOKEN")
-    return (("authorization", f"Bearer {token}"),)
-
-
 def _channel_options(target: str) -> list[tuple[str, int]]:
     options = [
         ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -315,16 +288,9 @@ def _channel_options(target: str) -> list[tuple[str, int]]:
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.enable_retries", 0),
     ]
-    if _is_loopback(target.rpartition(":")[0].strip("[]")):
+    if is_loopback(target.rpartition(":")[0].strip("[]")):
         options.append(("grpc.enable_http_proxy", 0))
     return options
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _ending(error: grpc.RpcError, progressed: bool) -> _Ending:

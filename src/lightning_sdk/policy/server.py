@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 import uvicorn
 
+from lightning_sdk.addresses import checked_token, is_loopback, join_host_port
 from lightning_sdk.client.config import Config
 from lightning_sdk.client.producer import Producer
 from lightning_sdk.errors import ConfigError
@@ -115,15 +115,9 @@ def _check_model_directory(model: Path) -> None:
 
 
 def _check_exposure(host: str, token: str | None) -> None:
-    if token is not None and not (token and token.isascii() and token.isprintable() and " " not in token):
-        raise ConfigError("the token is empty or not plain ASCII without spaces: clients could not send it")
-    if token is not None or host == "localhost":
-        return
-    try:
-        loopback = ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        loopback = False
-    if not loopback:
+    if token is not None:
+        checked_token(token)
+    elif not is_loopback(host):
         raise ConfigError(
             f"--host {host} can be reached from other machines: give a --token that clients must send, "
             "or keep to 127.0.0.1"
@@ -151,8 +145,7 @@ def _listen(host: str, port: int) -> Iterator[socket.socket]:
 
 def _base_url(listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
-    shown = f"[{host}]" if ":" in host else host
-    return f"http://{shown}:{port}/v1"
+    return f"http://{join_host_port(host, port)}/v1"
 
 
 @contextmanager
