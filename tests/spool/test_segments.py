@@ -4,7 +4,8 @@
 2. A reader takes whole frames with a right checksum, also from a file that still grows.
 3. A torn tail costs nothing; a damaged frame in the middle costs one record, which keeps its number.
 4. Hostile bytes give a SpoolError or a damage, nothing else, and no more memory than the file has bytes.
-5. A segment can be claimed exactly while nobody else holds its lock.
+5. A segment can be claimed exactly while nobody else holds its lock, and only then is it finished with: what
+   was written since, and one tombstone for an end that cannot be read, are committed first.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from lightning_sdk.client.segments import (
     SegmentReader,
     claim,
     encode_frame,
+    finish,
     list_segments,
     remove_claimed,
     segment_name,
@@ -262,3 +264,66 @@ def test_a_segment_is_claimed_by_one_at_a_time(tmp_path: Path) -> None:
     assert remove_claimed(path), "what is deleted already is no reason to wait"
     with claim(path) as gone:
         assert not gone
+
+
+def finished_reader(path: Path) -> SegmentReader:
+    """A reader that has read all that is there."""
+    reader = SegmentReader(path)
+    while reader.read():
+        pass
+    return reader
+
+
+def test_a_committed_segment_without_an_owner_is_deleted(tmp_path: Path) -> None:
+    path = segment(tmp_path, encode_frame(b"one"))
+    finished = finish(finished_reader(path), committed=1)
+    assert (finished.done, finished.rest, finished.aside) == (True, (), None)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_segment_is_left_while_its_owner_lives_and_done_with_when_another_has_deleted_it(
+    tmp_path: Path,
+) -> None:
+    path = segment(tmp_path, encode_frame(b"one"))
+    reader = finished_reader(path)
+    with claim(path):
+        finished = finish(reader, committed=1)
+    assert (finished.done, finished.rest) == (False, ())
+    assert path.exists()
+    path.unlink()
+    assert finish(reader, committed=1).done
+
+
+def test_what_its_owner_wrote_last_is_to_be_committed_first(tmp_path: Path) -> None:
+    path = segment(tmp_path, encode_frame(b"one"))
+    reader = finished_reader(path)
+    with path.open("ab") as file:
+        file.write(encode_frame(b"two"))
+    finished = finish(reader, committed=1)
+    assert [(frame.seq, frame.record) for frame in finished.rest] == [(2, b"two")]
+    assert not finished.done
+    assert finish(reader, committed=2).done
+
+
+def test_a_torn_tail_is_deleted_with_its_segment(tmp_path: Path) -> None:
+    path = segment(tmp_path, encode_frame(b"one"), encode_frame(b"two")[:-1])
+    assert finish(finished_reader(path), committed=1).done
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_end_that_cannot_be_read_becomes_one_tombstone_and_then_the_file_is_set_aside(
+    tmp_path: Path,
+) -> None:
+    path = segment(tmp_path, encode_frame(b"one"), b"\xff" * 100)
+    content = path.read_bytes()
+    reader = finished_reader(path)
+    for _ in range(2):  # as often as it is asked, until the tombstone is committed
+        (tombstone,) = finish(reader, committed=1).rest
+        assert (tombstone.seq, tombstone.record, tombstone.checksum) == (2, b"", 0)
+        assert "cannot be read" in tombstone.lost_reason
+    finished = finish(reader, committed=2)
+    assert (finished.done, finished.aside) == (True, path.with_name(f"{path.name}.damaged"))
+    assert [(kept.name, kept.read_bytes()) for kept in tmp_path.iterdir()] == [
+        (f"{path.name}.damaged", content)
+    ]
+    assert list_segments(tmp_path) == []

@@ -32,6 +32,8 @@ MAX_RECORD_BYTES: Final = MAX_MESSAGE_BYTES - 1024
 
 _PREFIX: Final = struct.Struct("<II")
 _SUFFIX: Final = ".seg"
+# What a segment's name gets behind it when its end cannot be read: it is no segment any more, but kept.
+DAMAGED_SUFFIX: Final = ".damaged"
 _MAX_HEADER_BYTES: Final = 1 << 16
 _MAX_SEQ: Final = 1 << 62
 _WINDOW_BYTES: Final = 1 << 20
@@ -133,13 +135,67 @@ def remove_claimed(path: Path) -> bool:
     """Delete a committed segment under its lock; False if another process holds that.
 
     Raises:
-        SpoolError: it cannot be claimed.
+        SpoolError: it cannot be claimed or deleted.
     """
     with claim(path) as ours:
         if ours:
-            path.unlink()
+            _unlink(path)
             return True
     return not path.exists()
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """What became of a segment in `finish`. With neither `done` nor a `rest` its owner lives."""
+
+    # Nothing is left to do: it is deleted, set aside or was gone already.
+    done: bool = False
+    # To be committed before `finish` is called again.
+    rest: tuple[RawFrame, ...] = ()
+    # Where it is kept, if its end cannot be read.
+    aside: Path | None = None
+
+
+def finish(reader: SegmentReader, committed: int) -> Finish:
+    """Be done with a segment whose owner is gone and whose records are committed, under its lock.
+
+    Of an end that cannot be read one record at least is lost, but it cannot be known how many: one tombstone
+    takes their place, and once that is committed the file is set aside under a name of its own.
+
+    Args:
+        reader: has read all that was there; what its owner wrote since then is read here.
+        committed: the records of its producer up to this number are committed, all that were read among them.
+
+    Raises:
+        SpoolError: it cannot be claimed, read, deleted or set aside.
+    """
+    path = reader.path
+    with claim(path) as ours:
+        if not ours:
+            return Finish(done=not path.exists())
+        if rest := reader.read():
+            return Finish(rest=tuple(rest))
+        if reader.damage is None or reader.torn:
+            _unlink(path)
+            return Finish(done=True)
+        if committed < reader.next_seq:
+            reason = f"{reader.damage}; the rest of the segment cannot be read"
+            return Finish(rest=(RawFrame(reader.next_seq, 0, b"", reason),))
+        aside = path.with_name(path.name + DAMAGED_SUFFIX)
+        try:
+            path.replace(aside)
+        except OSError as error:
+            raise SpoolError(f"{path} is committed but cannot be set aside: {error.strerror}") from error
+        return Finish(done=True, aside=aside)
+
+
+def _unlink(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise SpoolError(
+            f"{path} is committed but cannot be deleted ({error.strerror}): make its directory writable"
+        ) from error
 
 
 class SegmentReader:

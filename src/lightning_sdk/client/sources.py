@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Final, Protocol
 
 from lightning_sdk._proto.ingest_pb2 import Frame
-from lightning_sdk.client.segments import RawFrame, Segment, SegmentReader, claim
+from lightning_sdk.client.segments import RawFrame, Segment, SegmentReader, finish
 from lightning_sdk.errors import SpoolError
 
 BATCH_FRAMES: Final = 512
@@ -111,24 +111,11 @@ class Source:
         segments = self._shelf.segments()
         if not segments or self._reader is None or self._reading != segments[-1]:
             return not segments
-        path = segments[-1].path
-        with claim(path) as ours:
-            if not ours:
-                return not path.exists()
-            # From here on nobody writes; what was written since we looked must be sent first.
-            self._read_ahead.extend(self._reader.read())
-            if self._read_ahead:
-                return False
-            if self._reader.damage and not self._reader.torn:
-                # One record at least was there. How many more cannot be known, so their file is kept.
-                if self._next <= self._reader.next_seq:
-                    self._lose(self._next, f"{self._reader.damage}; the rest of the segment cannot be read")
-                    return False
-                path.replace(path.with_suffix(".damaged"))
-            else:
-                path.unlink()
+        finished = finish(self._reader, self.committed)
+        self._read_ahead.extend(finished.rest)
+        if finished.done:
             self._report_end(self._reader)
-        return True
+        return finished.done
 
     def close(self) -> None:
         """Close what is open."""
