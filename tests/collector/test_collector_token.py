@@ -17,8 +17,9 @@ from lightning_sdk._proto.ingest_pb2_grpc import IngestStub
 from lightning_sdk._proto.read_pb2 import RolloutQuery, StatsRequest
 from lightning_sdk._proto.read_pb2_grpc import ReadStub
 from lightning_sdk.collector.reader import open_reader
+from lightning_sdk.collector.server import Collector
 from lightning_sdk.collector.store.sqlite import SqliteStore
-from lightning_sdk.errors import CollectorError
+from lightning_sdk.errors import CollectorError, ConfigError
 from lightning_sdk.home import Home
 from support.collectors import batch_request, collector_thread, send
 from support.frames import note_frame, producer_id
@@ -94,3 +95,19 @@ def test_a_reader_shows_it_or_is_told_of_it(target: str, tmp_path: Path) -> None
     reader = open_reader(home, endpoint=f"grpc://{target}", token="s3cret")
     assert reader.stats().counters["records"] == 0
     reader.close()
+
+
+@pytest.mark.parametrize("token", ["schlüssel", "two\nlines", " s3cret ", "\udcff"])
+def test_a_token_that_cannot_be_sent_is_refused_by_both_ends_without_repeating_it(
+    target: str, tmp_path: Path, token: str
+) -> None:
+    home = Home.locate(tmp_path / "home")
+    store = SqliteStore(tmp_path / "other.db")
+    for use in (
+        lambda: open_reader(home, endpoint=f"grpc://{target}", token=token),
+        lambda: Collector(store, token=token),
+    ):
+        with pytest.raises(ConfigError, match="LIGHTNING_TOKEN") as caught:
+            use()
+        assert token not in str(caught.value)
+    store.close()

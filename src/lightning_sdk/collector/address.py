@@ -1,4 +1,4 @@
-"""Addresses of collectors, and the file in which a running one tells its own."""
+"""The address of a running collector, and the file in which it tells that."""
 
 from __future__ import annotations
 
@@ -7,43 +7,8 @@ import json
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final
-from urllib.parse import urlsplit
 
-from lightning_sdk.errors import ConfigError
-
-_SCHEME: Final = "grpc"
-
-
-def grpc_target(endpoint: str) -> str:
-    """The "host:port" of an endpoint "grpc://host:port".
-
-    Raises:
-        ConfigError: it is none.
-    """
-    try:
-        parts = urlsplit(endpoint)
-        host, port = parts.hostname, parts.port
-    except ValueError:
-        host = port = None
-    if host is None or port is None or parts.scheme != _SCHEME or parts.path.strip("/"):
-        raise ConfigError(
-            f"the endpoint {endpoint!r} is not of the form grpc://host:port, such as grpc://127.0.0.1:4319"
-        )
-    return join(host, port)
-
-
-def join(host: str, port: int) -> str:
-    """Host and port in one, with the brackets that IPv6 needs."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a server on `host`."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+from lightning_sdk.addresses import SCHEME, join_host_port
 
 
 def local_endpoint(host: str, port: int) -> str:
@@ -51,10 +16,10 @@ def local_endpoint(host: str, port: int) -> str:
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
-        return f"{_SCHEME}://{join(host, port)}"
+        return f"{SCHEME}://{join_host_port(host, port)}"
     if address.is_unspecified:
         host = "127.0.0.1" if address.version == 4 else "::1"
-    return f"{_SCHEME}://{join(host, port)}"
+    return f"{SCHEME}://{join_host_port(host, port)}"
 
 
 @dataclass(frozen=True, slots=True)

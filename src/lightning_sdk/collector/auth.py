@@ -9,19 +9,19 @@ from typing import Any
 import grpc
 import grpc.aio
 
-_HEADER = "authorization"
-
-
-def bearer(token: str | None) -> tuple[tuple[str, str], ...]:
-    """The metadata with which a client shows its token."""
-    return ((_HEADER, f"Bearer {token}"),) if token else ()
+from lightning_sdk.addresses import bearer
 
 
 class TokenInterceptor(grpc.aio.ServerInterceptor):
-    """Refuses every RPC that does not carry the token."""
+    """Refuses every RPC that does not carry the token.
+
+    Raises:
+        ConfigError: a token that no client could send.
+    """
 
     def __init__(self, token: str) -> None:
-        self._expected = f"Bearer {token}".encode()
+        ((self._header, shown),) = bearer(token)
+        self._expected = shown.encode()
 
     async def intercept_service(
         self,
@@ -31,7 +31,7 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):
         """See grpc.aio.ServerInterceptor."""
         shown = b""
         for name, value in handler_call_details.invocation_metadata or ():
-            if name == _HEADER:
+            if name == self._header:
                 shown = value.encode() if isinstance(value, str) else value
         if hmac.compare_digest(shown, self._expected):
             return await continuation(handler_call_details)

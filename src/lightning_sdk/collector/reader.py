@@ -10,9 +10,9 @@ import grpc
 
 from lightning_sdk._proto.read_pb2 import RolloutQuery, RolloutSummary, Stats, StatsRequest
 from lightning_sdk._proto.read_pb2_grpc import ReadStub
-from lightning_sdk.collector.address import grpc_target, read_announcement
+from lightning_sdk.addresses import bearer, grpc_target
+from lightning_sdk.collector.address import read_announcement
 from lightning_sdk.collector.adopt import adopt_spool
-from lightning_sdk.collector.auth import bearer
 from lightning_sdk.collector.status import from_status
 from lightning_sdk.collector.store.base import RecordReader, SourcedRollout, to_sourced
 from lightning_sdk.collector.store.home import open_home_store
@@ -46,7 +46,7 @@ def open_reader(home: Home, *, endpoint: str | None = None, token: str | None = 
         token: the collector's token, where it has one.
 
     Raises:
-        ConfigError: an endpoint that is none.
+        ConfigError: an endpoint that is none, or a token that cannot be sent.
         CollectorError: the collector cannot be reached, or asks for a token.
         StoreBusyError: something that is no collector has the store and does not give it back.
         StoreError: the store cannot be opened.
@@ -82,7 +82,7 @@ class RemoteReader:
     """Reads through a collector. See `RecordReader`.
 
     Raises:
-        ConfigError: an endpoint that is none.
+        ConfigError: an endpoint that is none, or a token that cannot be sent.
         CollectorError: the collector cannot be reached.
     """
 

@@ -18,8 +18,9 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
 
 from lightning_sdk._proto.ingest_pb2_grpc import add_IngestServicer_to_server
 from lightning_sdk._proto.read_pb2_grpc import add_ReadServicer_to_server
+from lightning_sdk.addresses import is_loopback, join_host_port
 from lightning_sdk.client.segments import MAX_MESSAGE_BYTES
-from lightning_sdk.collector.address import Announcement, is_loopback, join, local_endpoint
+from lightning_sdk.collector.address import Announcement, local_endpoint
 from lightning_sdk.collector.adopt import Adopter
 from lightning_sdk.collector.auth import TokenInterceptor
 from lightning_sdk.collector.committer import GroupCommitter
@@ -50,7 +51,7 @@ class Collector:
         spool: adopted at the start, every few seconds, and before every read.
 
     Raises:
-        ConfigError: a host that others can reach, without a token.
+        ConfigError: a host that others can reach, without a token; a token that cannot be sent.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class Collector:
         self._store = store
         self._host = host
         self._port = port
-        self._token = token
+        self._interceptors = [TokenInterceptor(token)] if token else []
         self._adopter = Adopter(spool, store) if spool else None
         self._adopting = asyncio.Lock()
         self._problems: set[str] = set()
@@ -88,7 +89,7 @@ class Collector:
         self._ingest = IngestService(self._committer)
         traces = TraceService(self._committer)
         self._server = grpc.aio.server(
-            interceptors=[TokenInterceptor(self._token)] if self._token else [],
+            interceptors=self._interceptors,
             options=[
                 # Otherwise a second server on the same port would get part of the connections.
                 ("grpc.so_reuseport", 0),
@@ -130,7 +131,7 @@ class Collector:
     def _bind(self) -> int:
         _check_bindable(self._host, self._port)
         try:
-            return self._server.add_insecure_port(join(self._host, self._port))
+            return self._server.add_insecure_port(join_host_port(self._host, self._port))
         except RuntimeError as error:
             raise _cannot_listen(self._host, self._port, str(error)) from None
 
@@ -237,6 +238,6 @@ def _check_bindable(host: str, port: int) -> None:
 
 def _cannot_listen(host: str, port: int, cause: str) -> ConfigError:
     return ConfigError(
-        f"cannot listen on {join(host, port)} ({cause}): stop what listens there, "
+        f"cannot listen on {join_host_port(host, port)} ({cause}): stop what listens there, "
         "or choose another with --port or --host"
     )
