@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -215,6 +218,37 @@ def test_errors_are_those_of_the_openai_package() -> None:
     assert (unsupported.value.type, unsupported.value.param) == ("invalid_request_error", "logit_bias")
     assert long.value.code == greedy.value.code == "context_length_exceeded"
     assert "4096" in long.value.message
+
+
+class _HeldTokenizer(ByteTokenizer):
+    """Renders a conversation that says "hold" only once it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.holds, self.go_on = threading.Event(), threading.Event()
+
+    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None) -> str:
+        if messages[-1]["content"] == "hold":
+            self.holds.set()
+            assert self.go_on.wait(20)
+        return super().render(messages, tools)
+
+
+def test_a_prompt_that_takes_long_to_read_stops_no_answer_that_runs() -> None:
+    tokenizer = _HeldTokenizer()
+    service, _, _ = scripted_service("a long answer", "late", tokenizer=tokenizer)
+    with served(service) as url, ThreadPoolExecutor(1) as other:
+        create = _client(url).chat.completions.create
+        stream = create(model="scripted", messages=[USER], stream=True)
+        next(stream)
+        late = other.submit(create, model="scripted", messages=[{"role": "user", "content": "hold"}])
+        try:
+            assert tokenizer.holds.wait(20)
+            said = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
+        finally:
+            tokenizer.go_on.set()
+        assert late.result(20).choices[0].message.content == "late"
+    assert said == "a long answer"
 
 
 def test_a_full_queue_is_a_429_also_for_a_stream() -> None:

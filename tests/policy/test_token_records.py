@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from openai import OpenAI
 
+from lightning_sdk.plugins import CALL_ID
+from lightning_sdk.policy.recording import choose_call_id
 from lightning_sdk.records import Record, unpack_float32, unpack_int32
 from support.policy_fakes import END, ByteTokenizer, MemoryWriter, scripted_service, served
 
@@ -66,6 +68,20 @@ def test_greedy_log_probabilities_are_the_models_own_and_marked_so() -> None:
     assert json.loads(writer.records[1].tokens.sampling_effective)["temperature"] == 0
 
 
+def test_policy_versions_are_those_that_sampled_the_first_and_the_last_token() -> None:
+    service, engine, writer = scripted_service("abc", "de")
+    engine.policy_version = 5
+    engine.updates_a_token = 1
+    with served(service) as url:
+        _client(url).chat.completions.create(model="scripted", messages=[USER])
+        list(_client(url).chat.completions.create(model="scripted", messages=[USER], stream=True))
+    # "abc" and its end by versions 5 to 8, "de" and its end by 9 to 11: no update since counts.
+    assert [(each.tokens.policy_version, each.tokens.policy_version_end) for each in writer.records] == [
+        (5, 8),
+        (9, 11),
+    ]
+
+
 def test_a_stop_string_adds_no_token_and_takes_none_away() -> None:
     service, _, writer = scripted_service("one. two")
     with served(service) as url:
@@ -86,6 +102,12 @@ def test_a_call_id_that_cannot_be_kept_is_replaced_and_the_answer_says_by_which(
     answered = raw.headers[HEADER]
     assert answered.startswith("ca_")
     assert writer.records[0].tokens.call_id == answered
+
+
+@pytest.mark.parametrize("sent", ["ca_0123", "a.b:c-d_E9", "x" * 128])
+def test_a_call_id_of_the_pattern_in_plugins_is_kept(sent: str) -> None:
+    assert CALL_ID.fullmatch(sent)
+    assert choose_call_id(sent) == sent
 
 
 def test_refusals_and_streams_carry_the_call_id_too() -> None:

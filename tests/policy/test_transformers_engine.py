@@ -142,6 +142,22 @@ async def test_a_row_in_a_batch_gets_what_it_gets_alone(directory: Path) -> None
         assert (other.text, other.finish_reason) == (one.text, one.finish_reason)
 
 
+async def test_a_delta_says_which_version_of_the_weights_sampled_it(directory: Path) -> None:
+    engine = load_engine(directory, device="cpu", threads=1, max_batch=2, max_queue=2)
+    seen: list[int] = []
+    try:
+        engine.policy_version = 4
+        async for delta in engine.generate(_ids(engine, PROMPTS[0]), 1, _params(temperature=1.0)):
+            if not seen:
+                engine.policy_version = 7
+            seen.append(delta.policy_version)
+    finally:
+        engine.close()
+    assert seen[0] == 4
+    assert seen == sorted(seen)
+    assert set(seen) <= {4, 7}
+
+
 async def test_prefixes_and_places_used_again_change_nothing(
     engine: TransformersEngine, directory: Path
 ) -> None:

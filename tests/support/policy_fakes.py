@@ -79,7 +79,6 @@ class ScriptedEngine:
     """Says the next script, byte by byte, in every choice. Each token takes one permit of the `gate`."""
 
     context_length = 4096
-    policy_version = 0
 
     def __init__(self, *scripts: str, tokenizer: ByteTokenizer | None = None) -> None:
         self.tokenizer = tokenizer or ByteTokenizer()
@@ -89,6 +88,9 @@ class ScriptedEngine:
         self.gate: asyncio.Semaphore | None = None
         self.full = False
         self.failure: Exception | None = None
+        self.policy_version = 0
+        # How much the policy version grows with each token.
+        self.updates_a_token = 0
         self._running = 0
 
     @property
@@ -118,18 +120,20 @@ class ScriptedEngine:
                 await self.gate.acquire()
             if self.failure is not None and place == 1:
                 raise self.failure
+            version = self.policy_version
+            self.policy_version += self.updates_a_token
             sampled = (SampledToken(token, -0.5 - place, ((token, -0.5 - place), (END, -9.0))),)
             if token == END:
-                yield Delta(choice, sampled, text.flush(), "stop")
+                yield Delta(choice, sampled, text.flush(), "stop", version)
                 return
             piece = text.feed(token)
             if text.stopped:
-                yield Delta(choice, sampled, piece, "stop")
+                yield Delta(choice, sampled, piece, "stop", version)
                 return
             if place + 1 == params.max_tokens:
-                yield Delta(choice, sampled, piece + text.flush(), "length")
+                yield Delta(choice, sampled, piece + text.flush(), "length", version)
                 return
-            yield Delta(choice, sampled, piece, None)
+            yield Delta(choice, sampled, piece, None, version)
 
 
 class MemoryWriter:

@@ -21,7 +21,6 @@ from lightning_sdk.plugins import CALL_ID_HEADER
 from lightning_sdk.policy import responses
 from lightning_sdk.policy.chat import Answer, ChatService
 from lightning_sdk.policy.errors import ApiError, internal, invalid, model_not_found, unauthorized
-from lightning_sdk.policy.protocol import parse_chat_request
 from lightning_sdk.policy.recording import choose_call_id
 
 _log = logging.getLogger(__name__)
@@ -77,12 +76,12 @@ class _Routes:
         headers = {CALL_ID_HEADER: call_id}
         try:
             _check_content_type(request)
-            asked = parse_chat_request(await _read_body(request))
-            answer = self._service.begin(asked, call_id)
-            if asked.stream:
+            body = await _read_body(request)
+            answer = await _unless_gone(request, self._service.begin(body, call_id))
+            if answer.request.stream:
                 return await self._stream(request, answer, headers)
-            body = await _unless_gone(request, self._service.complete(answer))
-            return _json(body, headers=headers)
+            whole = await _unless_gone(request, self._service.complete(answer))
+            return _json(whole, headers=headers)
         except _ClientGoneError:
             return Response(status_code=499, headers=headers)
         except ApiError as error:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from collections.abc import AsyncGenerator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +15,7 @@ from lightning_sdk.policy import responses
 from lightning_sdk.policy.chat_format import ChatFormat
 from lightning_sdk.policy.engine import Delta, Engine, SamplingParams
 from lightning_sdk.policy.errors import context_exceeded, model_not_found
-from lightning_sdk.policy.protocol import ChatRequest
+from lightning_sdk.policy.protocol import ChatRequest, parse_chat_request
 from lightning_sdk.policy.recording import AnswerStart, TokenRecorder
 from lightning_sdk.policy.responses import AnswerHead, Choice
 from lightning_sdk.policy.stop_text import held_back
@@ -34,6 +36,8 @@ class Answer:
     params: SamplingParams
     uses_tools: bool
     choices: list[Choice] = field(default_factory=list)
+    # Of the policy, at the first and at the last token that was sampled; None before the first.
+    versions: tuple[int, int] | None = None
     recorded: bool = False
 
 
@@ -46,13 +50,23 @@ class ChatService:
         self.model = model
         self.created_s = int(time.time())
         self._format = ChatFormat(engine.tokenizer)
+        # One thread, because no tokenizer promises to be safe in several.
+        self._preparing = ThreadPoolExecutor(1, thread_name_prefix="lightning-policy-prepare")
 
-    def begin(self, request: ChatRequest, call_id: str) -> Answer:
+    async def begin(self, body: bytes, call_id: str) -> Answer:
         """Decide all that can be decided before sampling.
 
+        Reading, rendering and tokenising megabytes takes seconds; a thread does it, so that the answers that
+        run meanwhile go on.
+
         Raises:
-            ApiError: another model, messages that the template refuses, or too many tokens.
+            ApiError: a request that is none or asks for what is not implemented, another model, messages
+                that the template refuses, or too many tokens.
         """
+        return await asyncio.get_running_loop().run_in_executor(self._preparing, self._prepare, body, call_id)
+
+    def _prepare(self, body: bytes, call_id: str) -> Answer:
+        request = parse_chat_request(body)
         if request.model != self.model:
             raise model_not_found(request.model, self.model)
         tools = request.active_tools
@@ -62,7 +76,7 @@ class ChatService:
         return Answer(
             request=request,
             head=AnswerHead(response_id, int(time.time()), self.model),
-            start=self.recorder.begin(call_id, response_id, self.engine.policy_version),
+            start=self.recorder.begin(call_id, response_id),
             prompt=prompt,
             params=params,
             uses_tools=bool(tools),
@@ -141,6 +155,8 @@ class ChatService:
         choice.tokens.extend(delta.tokens)
         choice.text += delta.text
         choice.finish_reason = delta.finish_reason
+        first, _ = answer.versions or (delta.policy_version, 0)
+        answer.versions = (first, delta.policy_version)
         if delta.finish_reason == "stop" and self._parse(answer, choice).calls:
             choice.finish_reason = "tool_calls"
 
@@ -148,7 +164,7 @@ class ChatService:
         return self._format.parse(choice.text) if answer.uses_tools else ParsedText(choice.text)
 
     def _record(self, answer: Answer) -> None:
-        if answer.recorded:
+        if answer.recorded or answer.versions is None:
             return
         answer.recorded = True
         self.recorder.write(
@@ -157,7 +173,7 @@ class ChatService:
             choices=answer.choices,
             request=answer.request,
             params=answer.params,
-            policy_version=self.engine.policy_version,
+            versions=answer.versions,
         )
 
     def _whole_choice(self, answer: Answer, choice: Choice) -> dict[str, Any]:

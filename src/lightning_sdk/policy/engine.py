@@ -59,6 +59,8 @@ class Delta:
     tokens: tuple[SampledToken, ...]
     text: str
     finish_reason: FinishReason | None
+    # Of the weights that sampled these tokens: all of them, so tokens around an update come in two deltas.
+    policy_version: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -13,14 +12,13 @@ from typing import Any, Protocol
 
 from lightning_sdk.errors import SpoolError
 from lightning_sdk.ids import new_id
+from lightning_sdk.plugins import CALL_ID
 from lightning_sdk.policy.engine import SamplingParams
 from lightning_sdk.policy.protocol import ChatRequest
 from lightning_sdk.policy.responses import Choice
 from lightning_sdk.records import ChoiceTokens, Record, Tokens, pack_float32, pack_int32
 
 _log = logging.getLogger(__name__)
-
-_CALL_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 
 _SAMPLING_FIELDS = (
     "temperature",
@@ -56,7 +54,6 @@ class AnswerStart:
     response_id: str
     order: int
     start_ns: int
-    policy_version: int
 
 
 class TokenRecorder:
@@ -68,14 +65,13 @@ class TokenRecorder:
         self._lock = threading.Lock()
         self.failures = 0
 
-    def begin(self, call_id: str, response_id: str, policy_version: int) -> AnswerStart:
+    def begin(self, call_id: str, response_id: str) -> AnswerStart:
         """An answer begins."""
         return AnswerStart(
             call_id=call_id,
             response_id=response_id,
             order=self._writer.tick(),
             start_ns=time.time_ns(),
-            policy_version=policy_version,
         )
 
     def write(
@@ -86,15 +82,15 @@ class TokenRecorder:
         choices: Sequence[Choice],
         request: ChatRequest,
         params: SamplingParams,
-        policy_version: int,
+        versions: tuple[int, int],
     ) -> None:
-        """An answer is over, `policy_version` being what sampled its last token."""
+        """An answer is over. `versions` of the policy sampled its first and its last token."""
         tokens = Tokens(
             call_id=start.call_id,
             response_id=start.response_id,
             policy=self._policy,
-            policy_version=start.policy_version,
-            policy_version_end=policy_version,
+            policy_version=versions[0],
+            policy_version_end=versions[1],
             prompt_token_ids=pack_int32(prompt),
             choices=[
                 ChoiceTokens(
@@ -125,7 +121,7 @@ class TokenRecorder:
 
 def choose_call_id(header: str | None) -> str:
     """The caller's call id, or a fresh one where it sent none or none that can be kept."""
-    return header if header and _CALL_ID.fullmatch(header) else new_id("ca")
+    return header if header and CALL_ID.fullmatch(header) else new_id("ca")
 
 
 def sampling_requested(request: ChatRequest) -> dict[str, Any]:

@@ -196,16 +196,18 @@ class TransformersEngine:
     def _advance(self, first: int, logits: torch.Tensor) -> None:
         """Give each row from `first` on its next token; those that are done leave."""
         rows = self._rows[first:]
+        # This thread is the only one that changes the weights, and never between a pass and its sampling.
+        version = self.policy_version
         tokens = sample(logits, [row.params for row in rows], [row.generator for row in rows])
         self._leave(
             [
                 first + place
                 for place, (row, token) in enumerate(zip(rows, tokens, strict=True))
-                if self._take(row, token) is not None
+                if self._take(row, token, version) is not None
             ]
         )
 
-    def _take(self, row: _Row, token: SampledToken) -> FinishReason | None:
+    def _take(self, row: _Row, token: SampledToken, version: int) -> FinishReason | None:
         row.sampled.append(token.id)
         finish: FinishReason | None = None
         if token.id in self._end_ids:
@@ -218,7 +220,7 @@ class TransformersEngine:
                 text, finish = text + row.text.flush(), "length"
                 if row.text.stopped:
                     finish = "stop"
-        row.deliver(Delta(row.choice, (token,), text, finish))
+        row.deliver(Delta(row.choice, (token,), text, finish, version))
         return finish
 
     def _leave(self, places: Sequence[int]) -> None:
