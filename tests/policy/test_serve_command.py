@@ -15,10 +15,11 @@ from typing import Any
 import pytest
 from openai import OpenAI
 
-from lightning_sdk.client.config import load_config
 from lightning_sdk.client.segments import SegmentReader, list_segments
 from lightning_sdk.errors import ConfigError
-from lightning_sdk.policy.server import ServeOptions, serve
+from lightning_sdk.home import Home
+from lightning_sdk.policy.options import ServeOptions
+from lightning_sdk.policy.server import serve
 from lightning_sdk.records import Tokens, parse_record, unpack_float32, unpack_int32
 from support.policy_fakes import wait_until
 from support.tiny_model import save_tiny_model
@@ -63,7 +64,8 @@ def _recorded(home: Path) -> list[Tokens]:
 def test_what_was_sampled_is_in_the_spool_and_sigterm_lets_a_running_answer_finish(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="needs the [torch] extra")
     model = save_tiny_model(tmp_path / "tiny")
-    with _serving(str(model), "--policy", "tiny-policy") as (process, url):
+    home = tmp_path / "elsewhere"
+    with _serving(str(model), "--policy", "tiny-policy", "--home", str(home)) as (process, url):
         client = OpenAI(base_url=url, api_key="unused", max_retries=0)
         answer: Any = client.chat.completions.create(
             model="tiny",
@@ -73,7 +75,7 @@ def test_what_was_sampled_is_in_the_spool_and_sigterm_lets_a_running_answer_fini
             extra_body={"return_token_ids": True},
             extra_headers={"x-lightning-call-id": "ca_42"},
         )
-        (tokens,) = _recorded(tmp_path / "home")
+        (tokens,) = _recorded(home)
         assert (tokens.call_id, tokens.response_id, tokens.policy) == ("ca_42", answer.id, "tiny-policy")
         assert list(unpack_int32(tokens.prompt_token_ids)) == answer.prompt_token_ids
         assert list(unpack_int32(tokens.choices[0].token_ids)) == answer.choices[0].token_ids
@@ -85,7 +87,7 @@ def test_what_was_sampled_is_in_the_spool_and_sigterm_lets_a_running_answer_fini
         process.send_signal(signal.SIGTERM)
         assert [chunk.choices[0].finish_reason for chunk in stream][-1] in ("length", "stop")
         assert process.wait(30) == 0
-    assert len(_recorded(tmp_path / "home")) == 2
+    assert len(_recorded(home)) == 2
 
 
 @needs_torch
@@ -117,7 +119,7 @@ def test_a_client_of_the_real_endpoint_that_disconnects_frees_its_places(tmp_pat
         (["no-such-directory"], "no directory"),
         (["."], "no config.json"),
         ([".", "--host", "0.0.0.0"], "--token"),
-        ([".", "--host", "0.0.0.0", "--token", ""], "token is empty"),
+        ([".", "--host", "0.0.0.0", "--token", ""], "it is empty"),
         ([".", "--endpoint", "http://x"], "grpc://"),
     ],
 )
@@ -129,6 +131,14 @@ def test_what_cannot_be_served_is_one_sentence_and_exit_code_2(
     assert done.returncode == 2
     assert what in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_settings_of_the_client_are_none_of_its_business(tmp_path: Path) -> None:
+    # It gets as far as looking for the model.
+    done = _run(
+        str(tmp_path), LIGHTNING_INTEGRATIONS="nonsense", LIGHTNING_POLICY_ENDPOINT="x", LIGHTNING_PROJECT=" "
+    )
+    assert (done.returncode, "no config.json" in done.stderr) == (2, True), done.stderr
 
 
 def test_a_wrong_option_is_a_usage_error() -> None:
@@ -151,7 +161,7 @@ def test_a_port_that_is_taken_is_said_before_the_model_is_loaded(tmp_path: Path)
         port = taken.getsockname()[1]
         options = ServeOptions(model=tmp_path, port=port)
         with pytest.raises(ConfigError, match=f"127.0.0.1:{port}"):
-            serve(options, load_config(), on_ready=lambda url: None)
+            serve(options, Home.locate(), on_ready=lambda url: None)
 
 
 def test_without_torch_the_sentence_says_what_to_install(
@@ -160,7 +170,7 @@ def test_without_torch_the_sentence_says_what_to_install(
     (tmp_path / "config.json").write_text("{}")
     monkeypatch.setattr("lightning_sdk.policy.server.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"agent-lightning-sdk\[torch\]"):
-        serve(ServeOptions(model=tmp_path, port=0), load_config(), on_ready=lambda url: None)
+        serve(ServeOptions(model=tmp_path, port=0), Home.locate(), on_ready=lambda url: None)
 
 
 def test_the_endpoint_without_its_engine_imports_neither_torch_nor_transformers() -> None:

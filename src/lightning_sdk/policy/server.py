@@ -6,64 +6,56 @@ import signal
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import uvicorn
 
-from lightning_sdk.addresses import checked_token, is_loopback, join_host_port
-from lightning_sdk.client.config import Config
+from lightning_sdk.addresses import checked_token, grpc_target, is_loopback, join_host_port
 from lightning_sdk.client.producer import Producer
 from lightning_sdk.errors import ConfigError
+from lightning_sdk.home import Home
 from lightning_sdk.policy.app import make_app
 from lightning_sdk.policy.chat import ChatService
+from lightning_sdk.policy.options import ServeOptions
 from lightning_sdk.policy.recording import TokenRecorder
 
 if TYPE_CHECKING:
     from lightning_sdk.policy.transformers_engine import TransformersEngine
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServeOptions:
-    """What `lsdk serve` was asked for."""
-
-    model: Path
-    host: str = "127.0.0.1"
-    port: int = 8317
-    # The model's id in the API; None: the directory's name.
-    name: str | None = None
-    # The policy's name in the records; None: the model's id.
-    policy: str | None = None
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    threads: int | None = None
-    max_batch: int = 16
-    max_queue: int = 256
-    # The bearer token that clients must send; None: none is needed.
-    token: str | None = None
-
-
-def serve(options: ServeOptions, config: Config, *, on_ready: Callable[[str], None]) -> None:
+def serve(
+    options: ServeOptions,
+    home: Home,
+    *,
+    endpoint: str | None = None,
+    token: str | None = None,
+    on_ready: Callable[[str], None],
+) -> None:
     """Load, listen and answer until SIGTERM or SIGINT; then finish what runs, and return.
 
     Args:
         options: what to serve, and where.
-        config: where token records go.
+        home: its spool takes the token records.
+        endpoint: the collector, "grpc://host:port", that they are sent to; None: they stay in the spool.
+        token: the collector's token, where it has one.
         on_ready: called once with the base URL for clients, when it answers.
 
     Raises:
-        ConfigError: the model does not load, the port is taken, or the host is open without a token.
+        ConfigError: the model does not load, the port is taken, the host is open without a token, or the
+            endpoint is none.
     """
     _check_exposure(options.host, options.token)
+    if endpoint:
+        grpc_target(endpoint)
     _check_model_directory(options.model)
     name = options.name or options.model.resolve().name
     # Before the model is loaded: a port that is taken should not cost half a minute.
     with _listen(options.host, options.port) as listener:
         engine = _load(options)
-        producer = Producer(config.home.spool, destination=config.endpoint or "", token=config.token)
+        producer = Producer(home.spool, destination=endpoint or "", token=token)
         try:
             service = ChatService(engine, TokenRecorder(producer, options.policy or name), name)
             app = make_app(service, token=options.token)
