@@ -23,6 +23,7 @@ def _group(name: str) -> list[str]:
 @nox.session(python="3.11")
 def quickstart(session: nox.Session) -> None:
     """The main job: a real small model, an unmodified agent, and the dataset that its rollouts become."""
+    session.log("installing torch and transformers (about 200 MB); this takes a minute or two")
     session.install("--quiet", TORCH)
     session.install("--quiet", ".[torch]", *_group("quickstart"))
     session.run("python", "examples/quickstart/main.py", *session.posargs)
@@ -71,7 +72,7 @@ def proto(session: nox.Session) -> None:
 
 @nox.session(python="3.11")
 def bench(session: nox.Session) -> None:
-    """Ratios against a floor or a peer measured in the same run; see benchmarks/RESULTS.md."""
+    """Ratios against a floor or a peer measured in the same run; benchmarks/RESULTS.md keeps them."""
     session.install("--quiet", ".[server]", *_group("bench"))
     for name in session.posargs or ["capture", "ingest"]:
         session.run("python", f"benchmarks/{name}.py")

@@ -31,6 +31,10 @@ from tasks import TASKS, Task
 
 console = Console()
 
+# All that is added to the agent: its tool in the tree, and the agent itself as a rollout.
+agent.calculate = ls.trace_tool(agent.calculate)
+solve = ls.trace_agent(agent.solve)
+
 
 class Attempt(NamedTuple):
     """One rollout that is over."""
@@ -43,7 +47,7 @@ class Attempt(NamedTuple):
 def attempt(task: Task) -> Attempt:
     """One rollout: the agent as it is, under `trace_agent`; then its reward."""
     with ls.rollout(task_id=task.task_id, metadata={"question": task.question}) as rollout:
-        answer = ls.trace_agent(agent.solve)(task.question)
+        answer = solve(task.question)
         reward = float(agent.final_number(answer) == task.answer)
         ls.emit_reward(reward)
     return Attempt(task, rollout.rollout_id, reward)
@@ -95,7 +99,7 @@ def show_rewards(attempts: list[Attempt]) -> None:
 
 def run_lsdk(*arguments: str) -> None:
     """Run an `lsdk` command and show it with what it prints."""
-    console.print(f"\n[bold]$ lsdk {' '.join(arguments)}[/bold]")
+    console.print(f"\n[bold]$ lsdk {' '.join(arguments)}[/bold]", soft_wrap=True)
     subprocess.run([sys.executable, "-m", "lightning_sdk", *arguments], check=True)
 
 
