@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+import contextvars
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
 
 import pytest
-from opentelemetry import trace
+from opentelemetry import baggage, context, trace
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -98,6 +100,108 @@ def test_a_span_is_never_active_between_the_steps_of_a_generator(exporter: InMem
             assert not trace.get_current_span().is_recording()
         asyncio.run(consume())
     assert len(exporter.get_finished_spans()) == 2
+
+
+Watch = list[tuple[str, object, object]]
+
+
+def see(watch: Watch, where: str) -> None:
+    """What the code finds active: the name of the span that is not ours, and a value of its own."""
+    span = trace.get_current_span()
+    name = getattr(span, "name", "")
+    watch.append((where, "" if name.startswith("invoke_agent") else name, baggage.get_baggage("k")))
+    if where.startswith("outside"):
+        assert not name.startswith("invoke_agent")
+
+
+def span_over_a_yield(watch: Watch) -> Iterator[None]:
+    with trace.get_tracer("user").start_as_current_span("x"):
+        yield
+        see(watch, "inside x")
+        yield
+    see(watch, "inside after x")
+    yield
+
+
+def value_over_a_yield(watch: Watch) -> Iterator[None]:
+    token = context.attach(baggage.set_baggage("k", "v"))
+    yield
+    see(watch, "inside with k")
+    context.detach(token)
+    see(watch, "inside without k")
+    yield
+
+
+def both_over_a_yield(watch: Watch) -> Iterator[None]:
+    token = context.attach(baggage.set_baggage("k", "v"))
+    with trace.get_tracer("user").start_as_current_span("y"):
+        yield
+        see(watch, "inside y")
+    yield
+    see(watch, "inside with k")
+    context.detach(token)
+    yield
+
+
+def never_closed(watch: Watch) -> Iterator[None]:
+    context.attach(baggage.set_baggage("k", "left"))
+    yield
+
+
+@pytest.mark.parametrize("given_up", [False, True])
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("code", [span_over_a_yield, value_over_a_yield, both_over_a_yield, never_closed])
+def test_contexts_that_a_generator_leaves_attached_are_as_they_would_be_without_us(
+    exporter: InMemorySpanExporter,
+    code: Callable[[Watch], Iterator[None]],
+    asynchronous: bool,
+    given_up: bool,
+) -> None:
+    async def acode(watch: Watch) -> AsyncIterator[None]:
+        for _ in code(watch):
+            await asyncio.sleep(0)
+            yield
+
+    def consume(generator: Any, watch: Watch) -> None:
+        see(watch, "outside before")
+        for step, _ in enumerate(generator(watch)):
+            see(watch, f"outside {step}")
+            with trace.get_tracer("user").start_as_current_span(f"consumer {step}"):
+                see(watch, f"outside {step} in a span")
+            if given_up:
+                break
+        see(watch, "outside after")
+
+    async def aconsume(generator: Any, watch: Watch) -> None:
+        see(watch, "outside before")
+        running = generator(watch)
+        async for _ in running:
+            see(watch, "outside")
+            if given_up:
+                break
+        await running.aclose()
+        see(watch, "outside after")
+
+    def watched(generator: Any) -> Watch:
+        watch: Watch = []
+        run = (lambda: asyncio.run(aconsume(generator, watch))) if asynchronous else None
+        contextvars.copy_context().run(run or (lambda: consume(generator, watch)))
+        return watch
+
+    plain = acode if asynchronous else code
+    with capture():
+        assert watched(ls.trace_agent("generator")(plain)) == watched(plain)
+    assert span_called(exporter, "invoke_agent generator")
+
+
+def test_a_span_that_a_generator_holds_open_is_inside_ours(exporter: InMemorySpanExporter) -> None:
+    with capture():
+        list(ls.trace_agent("streamer")(span_over_a_yield)([]))
+    ours = span_called(exporter, "invoke_agent streamer").get_span_context()
+    held = span_called(exporter, "x").parent
+    assert ours is not None
+    assert held is not None
+    assert held.span_id == ours.span_id
 
 
 def test_a_failure_marks_the_span_without_its_message(exporter: InMemorySpanExporter) -> None:

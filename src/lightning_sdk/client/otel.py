@@ -24,6 +24,9 @@ class SpanIds(NamedTuple):
 
 NO_SPAN = SpanIds(b"", b"")
 
+# In a context in which we attached a span: the context before that.
+_BEFORE = "lightning-before"
+
 
 def active_ids() -> SpanIds:
     """Ids of the span that is active in this context."""
@@ -36,13 +39,20 @@ def active_ids() -> SpanIds:
 
 
 class ScopeSpan:
-    """One scope as a span ``invoke_agent NAME``. It is attached only while the scope's code runs."""
+    """One scope as a span ``invoke_agent NAME``. It is attached only while the scope's code runs.
 
-    __slots__ = ("_span", "_token")
+    By value, never by token: the code of a generator may leave contexts of its own attached when it yields,
+    and detach them at a later step, also after another has been attached around it. What it left is left
+    alone; wherever our span would show outside the code, what stood in its place shows instead.
+    """
+
+    __slots__ = ("_left", "_ours", "_span")
 
     def __init__(self, span: Any) -> None:
         self._span = span
-        self._token: Any = None
+        # The context in which our span was attached last, and the one that the code itself left attached.
+        self._ours: Any = None
+        self._left: Any = None
 
     @classmethod
     def start(cls, agent: str, rollout_id: str) -> ScopeSpan | None:
@@ -72,16 +82,28 @@ class ScopeSpan:
 
     def attach(self) -> None:
         """Make it the active span of this context, until `detach`."""
-        trace = _trace()
+        trace, context = _trace(), sys.modules["opentelemetry.context"]
         with faults.guard("otel"):
-            self._token = sys.modules["opentelemetry.context"].attach(trace.set_span_in_context(self._span))
+            before, (left, self._left) = context.get_current(), (self._left, None)
+            if before is left:
+                # The code goes on in what it left: in a span of its own, which is inside ours.
+                return
+            self._ours = context.set_value(_BEFORE, before, trace.set_span_in_context(self._span, before))
+            context.attach(self._ours)
 
     def detach(self) -> None:
-        """Make the span before it active again; in a foreign context nothing changes."""
-        token, self._token = self._token, None
+        """Make what was before it active again. In a foreign context nothing changes."""
+        trace, context = _trace(), sys.modules["opentelemetry.context"]
         with faults.guard("otel"):
-            if token is not None and _trace().get_current_span() is self._span:
-                sys.modules["opentelemetry.context"].detach(token)
+            current = context.get_current()
+            if trace.get_current_span(current) is not self._span:
+                self._left = current
+                return
+            before = context.get_value(_BEFORE, current)
+            if current is not self._ours:
+                # The code left values of its own beside our span: they stay, and our span goes.
+                before = trace.set_span_in_context(trace.get_current_span(before), current)
+            context.attach(before)
 
     def end(self, outcome: OutcomeName, error: BaseException | None) -> None:
         """End it. The error's message stays out: it may hold what was never redacted."""
