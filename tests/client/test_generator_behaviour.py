@@ -376,3 +376,47 @@ def test_a_value_that_was_yielded_is_not_kept_alive() -> None:
         running = stream()
         first = weakref.ref(next(running))
         assert first() is None
+
+
+async def test_an_async_generator_that_shares_variables_with_others_is_traced_like_any_other() -> None:
+    shared = [1]
+    steps = 0
+
+    @ls.trace_agent(name="closure")
+    async def stream() -> AsyncIterator[int]:
+        nonlocal steps
+        for value in shared:
+            steps += 1
+            yield value
+
+    @ls.trace_agent(name="cell")
+    async def other() -> AsyncIterator[int]:
+        seen = 2
+
+        def look() -> int:
+            return seen
+
+        yield look()
+
+    with capture() as cap:
+        assert [value async for value in stream()] == [1]
+        assert [value async for value in other()] == [2]
+    assert [scope.agent for scope in cap.scopes] == ["closure", "cell"]
+    assert steps == 1
+
+
+async def test_an_async_generator_that_has_begun_is_somebody_elses() -> None:
+    async def stream() -> AsyncIterator[int]:
+        yield 1
+        yield 2
+
+    begun = stream()
+    assert await anext(begun) == 1
+
+    @ls.trace_agent
+    def give() -> AsyncIterator[int]:
+        return begun
+
+    with capture():
+        assert give() is begun
+    assert await anext(begun) == 2

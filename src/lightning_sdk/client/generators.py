@@ -9,10 +9,11 @@ alive.
 from __future__ import annotations
 
 import inspect
+import opcode
 import sys
 import weakref
 from collections.abc import AsyncGenerator, Generator
-from types import AsyncGeneratorType, CoroutineType, GeneratorType
+from types import AsyncGeneratorType, CodeType, CoroutineType, GeneratorType
 from typing import Any
 
 from lightning_sdk.client.execution import Execution
@@ -50,7 +51,15 @@ def _is_fresh_async_generator(generator: AsyncGeneratorType[Any, Any]) -> bool:
     if sys.version_info >= (3, 12):
         return inspect.getasyncgenstate(generator) == inspect.AGEN_CREATED
     frame = generator.ag_frame
-    return frame is not None and frame.f_lasti <= 0
+    return frame is not None and frame.f_lasti <= _first_instruction(generator.ag_code)
+
+
+def _first_instruction(code: CodeType) -> int:
+    """Where the frame of an async generator stands before its body has begun to run."""
+    if sys.version_info < (3, 11):
+        return -1
+    # After this instruction, before which there are others where a function shares variables with others.
+    return code.co_code[::2].index(opcode.opmap["RETURN_GENERATOR"]) * 2
 
 
 async def _coroutine(execution: Execution, coroutine: CoroutineType[Any, Any, Any]) -> Any:
