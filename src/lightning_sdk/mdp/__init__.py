@@ -1,8 +1,10 @@
 """Records to episodes: pure functions, no I/O. Start at `assemble`.
 
-records ─ order ─┬─ calls (apis, token_ids) ─ choices (prefixes) ─┐
-                 ├─ rewards ─ binding ────────────────────────────┼─ transitions ─ native
-                 └─ events (scopes, tools) ───────────────────────┘
+records ─ joining ─ order ─ repeats ─┬─ calls (apis, token_ids) ─ choices (prefixes) ─┐
+                                     ├─ rewards ─ binding ────────────────────────────┼─ transitions ─ native
+                                     └─ events (scopes, tools) ───────────────────────┘
+
+`frame` has the rules that the store's summaries follow too.
 """
 
 from __future__ import annotations

@@ -166,7 +166,8 @@ class Episode:
     rewards: Sequence[RewardEvent]
     # Sum of all rewards; None when there is none.
     return_: float | None
-    # Calls by why they have no transition ("embedding").
+    # Calls by why they have no transition ("embedding"), and what told a call or tool call again
+    # ("duplicate_call", "duplicate_tool_call", "duplicate_span").
     calls_without_transition: Mapping[str, int] = field(default_factory=dict)
 
 

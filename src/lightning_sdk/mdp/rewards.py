@@ -15,6 +15,7 @@ from fractions import Fraction
 from typing import Final
 
 from lightning_sdk.mdp.episode import Bound, RewardEvent
+from lightning_sdk.mdp.frame import is_reward
 from lightning_sdk.records import Reward, SourcedRecord
 
 _BOUND_NAMES: Final[Mapping[int, Bound]] = {
@@ -27,13 +28,8 @@ _BOUND_NAMES: Final[Mapping[int, Bound]] = {
 
 
 def reward_records(records: Iterable[SourcedRecord]) -> list[SourcedRecord]:
-    """The records among `records` that are rewards. One with a value that is no finite number is none."""
-    return [
-        item
-        for item in records
-        if item.record.HasField("reward")
-        and all(math.isfinite(component.value) for component in item.record.reward.components)
-    ]
+    """The records among `records` that are rewards."""
+    return [item for item in records if is_reward(item.record)]
 
 
 def decode_rewards(records: Iterable[SourcedRecord]) -> list[RewardEvent]:

@@ -37,8 +37,9 @@ def join_events(events: Sequence[bytes]) -> dict[str, Any]:
         if not isinstance(chunk, dict):
             raise WireError("an event of a chat stream is not a JSON object")
         for key, value in chunk.items():
-            # Usage grows from chunk to chunk on some servers: the last one counts. The rest is said once.
-            if key != "choices" and (body.get(key) is None or (key == "usage" and value is not None)):
+            # Usage grows from chunk to chunk on some servers: the last one counts. The rest is said once,
+            # though not always in the first chunk: some begin with empty ids and names.
+            if key != "choices" and (body.get(key) in (None, "") or (key == "usage" and value is not None)):
                 body[key] = value
         for position, piece in enumerate(_objects(chunk.get("choices"))):
             index = _index(piece, position)
