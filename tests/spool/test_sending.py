@@ -25,6 +25,7 @@ from lightning_sdk.client.segments import SegmentReader, list_segments
 from lightning_sdk.client.sources import BATCH_FRAMES
 from lightning_sdk.client.spool import SpoolWriter
 from lightning_sdk.client.stream import WINDOW_BATCHES, Backlog, Stream
+from lightning_sdk.client.wakeup import Wakeup
 from lightning_sdk.errors import ConfigError, SpoolError
 from lightning_sdk.records import Record
 from support.ingest_server import IngestServer
@@ -187,7 +188,7 @@ def test_no_more_than_the_window_is_on_its_way_without_an_answer(tmp_path: Path)
     record = numbered(1).SerializeToString()
     for _ in range(BATCH_FRAMES * (WINDOW_BATCHES + 9)):
         spool.append(record)
-    stream = Stream(Backlog(spool), threading.Event(), threading.Event())
+    stream = Stream(Backlog(spool), Wakeup(), Wakeup())
     sent: queue.Queue[IngestRequest] = queue.Queue()
 
     def send() -> None:

@@ -6,14 +6,20 @@ import fcntl
 import hashlib
 import logging
 import os
+import time
 from collections import Counter
 from pathlib import Path
+from typing import Final
 
 from lightning_sdk._proto.spool_pb2 import SegmentHeader
 from lightning_sdk.client.forks import OwnedFile
 from lightning_sdk.client.segments import Segment, SegmentReader, claim, list_segments, remove_claimed
 from lightning_sdk.client.sources import Source
 from lightning_sdk.errors import SpoolError
+
+# How many producers are adopted at once. Each may hold a file open and a megabyte read ahead, in the agent's
+# process; the others wait their turn.
+MAX_SOURCES: Final = 16
 
 _log = logging.getLogger("lightning_sdk")
 
@@ -22,7 +28,8 @@ class Adoption:
     """Finds what other producers of one spool owe to the same destination.
 
     Of all senders with this spool and destination one at a time adopts: the one that holds the lock on
-    `adopter-<destination>.lock`. Reading twice would be harmless, but with many processes costly.
+    `adopter-<destination>.lock`. Reading twice would be harmless, but with many processes costly. At most
+    `MAX_SOURCES` producers are adopted at once; who lives and has nothing to send makes room for who waits.
     Not thread-safe.
     """
 
@@ -36,11 +43,15 @@ class Adoption:
             counters: where losses are counted.
         """
         self.sources: dict[bytes, Source] = {}
+        # Whether the last scan found more than there was room for.
+        self.crowded = False
         self._directory = directory
         self._destination = destination
         self._own = own
         self._counters = counters
         self._shelves: dict[bytes, _Shelf] = {}
+        # When those that live were last set aside for others.
+        self._set_aside: dict[bytes, float] = {}
         # What a segment's header says cannot change: each is read once. None: not for us, or unreadable.
         self._headers: dict[Path, SegmentHeader | None] = {}
         name = hashlib.sha256(destination.encode()).hexdigest()[:12]
@@ -63,12 +74,13 @@ class Adoption:
             if header is not None and header.producer != self._own:
                 shelf = by_producer.setdefault(header.producer, _Shelf())
                 shelf.add(Segment(header.first_seq, path), header.spool_only)
-        for producer, shelf in by_producer.items():
-            if producer in self._shelves:
-                self._shelves[producer].listed = shelf.listed
-            elif shelf.spool_only or _is_left(shelf.listed[-1].path):
-                self._shelves[producer] = shelf
-                self.sources[producer] = Source(producer, shelf, self._counters)
+        for producer, shelf in self._shelves.items():
+            shelf.listed = by_producer.pop(producer).listed if producer in by_producer else []
+        self._adopt(by_producer)
+
+    def dependent_sources(self) -> list[Source]:
+        """Those adopted whose owners never send themselves."""
+        return [source for producer, source in self.sources.items() if self._shelves[producer].spool_only]
 
     def retire(self) -> None:
         """Delete what is committed and has no owner any more.
@@ -78,8 +90,7 @@ class Adoption:
         """
         for producer, source in list(self.sources.items()):
             if source.retire():
-                source.close()
-                del self.sources[producer], self._shelves[producer]
+                self._drop(producer)
 
     def release(self) -> None:
         """Leave the rest to whoever has a connection."""
@@ -87,9 +98,38 @@ class Adoption:
             source.close()
         self.sources.clear()
         self._shelves.clear()
+        self.crowded = False
         if self._lock is not None:
             self._lock.close()
             self._lock = None
+
+    def _adopt(self, waiting: dict[bytes, _Shelf]) -> None:
+        """Adopt as many as there is room for, beginning with those that waited longest."""
+        self.crowded = False
+        self._set_aside = {
+            producer: self._set_aside[producer] for producer in waiting.keys() & self._set_aside
+        }
+        for producer in sorted(waiting, key=lambda producer: self._set_aside.get(producer, 0.0)):
+            shelf = waiting[producer]
+            if not (shelf.spool_only or _is_left(shelf.listed[-1].path)):
+                continue
+            if len(self.sources) >= MAX_SOURCES and not self._make_room():
+                self.crowded = True
+                return
+            self._shelves[producer] = shelf
+            self.sources[producer] = Source(producer, shelf, self._counters)
+
+    def _make_room(self) -> bool:
+        """Set one aside that lives and has nothing to send now; False if all are busy."""
+        idle = next((producer for producer, source in self.sources.items() if not source.has_more()), None)
+        if idle is not None:
+            self._set_aside[idle] = time.monotonic()
+            self._drop(idle)
+        return idle is not None
+
+    def _drop(self, producer: bytes) -> None:
+        self.sources.pop(producer).close()
+        del self._shelves[producer]
 
     def _is_adopter(self) -> bool:
         if self._lock is not None:

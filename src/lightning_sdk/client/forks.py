@@ -4,6 +4,9 @@ A `flock` belongs to the open file, which parent and child share: as long as the
 the lock outlives the parent, and nobody could adopt what the parent left. So every file on which a lock
 is held is an `OwnedFile`, and the child closes them all. gRPC does not survive a fork: a child whose parent
 had loaded it must never touch it, which `grpc_is_inherited` tells.
+
+This module is imported with the package, so that no later fork is missed. Of a fork before that nothing can be
+known: if gRPC was loaded then, it may be the process's own.
 """
 
 from __future__ import annotations
@@ -11,12 +14,17 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, Protocol
 from weakref import WeakSet
 
 # How long a fork waits for another thread that opens a file or imports gRPC.
 _FORK_WAIT_S: Final = 5.0
+# How long the opening of a file waits for that of another thread. It may never end: a garbage collection there
+# can finalise an agent's stream, whose record needs a lock that ours is called under.
+_OPEN_WAIT_S: Final = 1.0
 
 
 class Forkable(Protocol):
@@ -29,21 +37,40 @@ class Forkable(Protocol):
         """We are the child: other threads are gone, and every `OwnedFile` is closed."""
 
 
+class _Forking(threading.local):
+    """The locks that this thread holds while it forks."""
+
+    held: tuple[threading.RLock, ...] = ()
+
+
 # Reentrant, because a finaliser that runs in the middle may open a file, or fork.
-_guard = threading.RLock()
+_opening = threading.RLock()
+_importing = threading.RLock()
+_forking = _Forking()
 _owned: set[OwnedFile] = set()
 _forkables: WeakSet[Forkable] = WeakSet()
-_guarded = False
 _grpc_inherited = False
 
 
-def undivided() -> threading.RLock:
-    """The lock to hold around what a fork must not cut in two.
+def undivided_import() -> threading.RLock:
+    """The lock to hold around an import of gRPC.
 
-    That is opening a file before it is known here, and importing gRPC: a child that inherits a half-done
-    import would wait for ever for the thread that did it.
+    A child that inherits a half-done import would wait for ever for the thread that did it. No thread but one
+    that forks ever waits for this lock.
     """
-    return _guard
+    return _importing
+
+
+@contextmanager
+def _undivided_opening() -> Iterator[None]:
+    """Keep a fork from coming between a file and its account here; at worst the child holds one too many."""
+    lock = _opening
+    held = lock.acquire(timeout=_OPEN_WAIT_S)
+    try:
+        yield
+    finally:
+        if held:
+            lock.release()
 
 
 class OwnedFile:
@@ -55,14 +82,14 @@ class OwnedFile:
         Raises:
             OSError: as `os.open`.
         """
-        with _guard:
+        with _undivided_opening():
             # Without O_NONBLOCK a named pipe in the directory would hold us up for ever.
             self.fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, mode)
             _owned.add(self)
 
     def close(self) -> None:
         """Close it, which gives up the lock; idempotent. `fd` is -1 from then on."""
-        with _guard:
+        with _undivided_opening():
             fd, self.fd = self.fd, -1
             _owned.discard(self)
             if fd >= 0:
@@ -80,15 +107,13 @@ def grpc_is_inherited() -> bool:
 
 
 def _before() -> None:
-    global _guarded
-    _guarded = _guard.acquire(timeout=_FORK_WAIT_S)
+    _forking.held = tuple(lock for lock in (_importing, _opening) if lock.acquire(timeout=_FORK_WAIT_S))
 
 
 def _release() -> None:
-    global _guarded
-    if _guarded:
-        _guarded = False
-        _guard.release()
+    held, _forking.held = _forking.held, ()
+    for lock in held:
+        lock.release()
 
 
 def _after_in_parent() -> None:
@@ -98,12 +123,11 @@ def _after_in_parent() -> None:
 
 
 def _after_in_child() -> None:
-    global _guard, _grpc_inherited
+    global _opening, _importing, _grpc_inherited
     _grpc_inherited = _grpc_inherited or "grpc" in sys.modules
-    if _guarded:
-        _release()
-    else:
-        _guard = threading.RLock()
+    # Those that we did not get are held by threads that are gone.
+    _forking.held = ()
+    _opening, _importing = threading.RLock(), threading.RLock()
     for file in list(_owned):
         file.close()
     for subject in list(_forkables):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import sys
 import time
 from collections.abc import Mapping
@@ -19,6 +20,8 @@ from lightning_sdk.ids import new_producer
 
 if TYPE_CHECKING:
     from lightning_sdk.records import Record
+
+_log = logging.getLogger("lightning_sdk")
 
 
 class Producer:
@@ -56,6 +59,13 @@ class Producer:
         self._closed = False
         self._begin()
         watch_forks(self)
+        if self._spool.spool_only:
+            # No producer of our parent was there to be told of the fork.
+            _log.warning(
+                "this process was forked after gRPC was loaded, so it does not send: its records wait in %s for "
+                "its parent, or any other process with this spool and endpoint, to record something",
+                self._spool_dir,
+            )
 
     @property
     def id(self) -> bytes:
@@ -105,7 +115,8 @@ class Producer:
         """Wait until everything written so far is acknowledged by the destination.
 
         Args:
-            timeout_s: how long at most; None is 30 seconds.
+            timeout_s: how long at most; None waits without limit. At the end of the process it is never more
+                than about five seconds.
 
         Returns:
             Whether it is. Without a destination: True, since it is on disk. In a child that only spools:
@@ -121,6 +132,8 @@ class Producer:
     def close(self, timeout_s: float = 5.0) -> bool:
         """Flush, stop sending, and give up the segment. Idempotent; what is written afterwards is lost.
 
+        Of children that only spool, what is in the spool by now is sent too.
+
         Args:
             timeout_s: how long to wait for the acknowledgement at most. Ending the connection of a collector
                 that does not react may take a second more.
@@ -129,7 +142,7 @@ class Producer:
             As `flush`. What is not acknowledged stays in the spool for another process.
         """
         deadline = time.monotonic() + timeout_s
-        flushed = self._closed or self.flush(timeout_s)
+        flushed = self._closed or self._flush_all(timeout_s)
         self._closed = True
         stopped = self._sender is None or self._sender.stop(max(deadline - time.monotonic(), 1.0))
         self._spool.close()
@@ -150,6 +163,11 @@ class Producer:
         if self._sender is not None:
             self._sender.abandon()
         self._begin()
+
+    def _flush_all(self, timeout_s: float) -> bool:
+        if self._sender is None or not self._sender.is_started:
+            return self.flush(timeout_s)
+        return self._sender.flush(self._spool.written, timeout_s, children=True)
 
     def _begin(self) -> None:
         spool_only = bool(self._destination) and grpc_is_inherited()

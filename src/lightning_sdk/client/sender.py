@@ -7,8 +7,8 @@ child cannot run as much as a destructor of gRPC.
 
 from __future__ import annotations
 
-import atexit
 import logging
+import math
 import os
 import random
 import re
@@ -20,11 +20,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from lightning_sdk.addresses import bearer, grpc_target, is_loopback
-from lightning_sdk.client.forks import undivided
+from lightning_sdk.client import exits
+from lightning_sdk.client.forks import undivided_import
 from lightning_sdk.client.segments import MAX_MESSAGE_BYTES
 from lightning_sdk.client.sources import BATCH_BYTES
 from lightning_sdk.client.spool import SpoolWriter
 from lightning_sdk.client.stream import SCAN_INTERVAL_S, Backlog, Stream
+from lightning_sdk.client.wakeup import Wakeup
 from lightning_sdk.errors import SpoolError
 
 if TYPE_CHECKING:
@@ -32,18 +34,18 @@ if TYPE_CHECKING:
 
 _FIRST_RETRY_S: Final = 0.2
 _LAST_RETRY_S: Final = 30.0
+_UNAUTHORISED: Final = ("UNAUTHENTICATED", "PERMISSION_DENIED")
 _UNAUTHORISED_RETRY_S: Final = 60.0
 # While somebody waits in `flush`.
 _FLUSH_RETRY_S: Final = 0.5
-_FLUSH_DEFAULT_S: Final = 30.0
+# How many tries in a row may fail before the end of the process is held up no longer.
+_EXIT_TRIES: Final = 2
 # How long the stream may take to end by itself before it is cancelled.
 _STOP_GRACE_S: Final = 1.0
-_EXIT_STOP_S: Final = 2.0
 # gRPC does not take our word for what is too large; this is how it says it.
 _TOO_LARGE: Final = re.compile(r"larger than max \(\d+ vs\.? (\d+)\)")
 
 _log = logging.getLogger("lightning_sdk")
-_senders: weakref.WeakSet[Sender] = weakref.WeakSet()
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,20 +78,28 @@ class Sender:
         self._target = grpc_target(spool.destination)
         self._metadata = bearer(token)
         self._backlog = Backlog(spool)
-        self._wake = threading.Event()
-        self._retry_now = threading.Event()
-        self._stopping = threading.Event()
-        self._start_lock = threading.RLock()
+        self._wake = Wakeup()
+        self._retry_now = Wakeup()
+        self._stopping = Wakeup()
+        # Taken by whoever starts the thread, and never given back.
+        self._start_right = threading.Lock()
         self._thread: threading.Thread | None = None
         self._call: weakref.ref[Any] | None = None
         self._flushing = 0
+        # Tries since the last success.
+        self._failures = 0
         self._unreachable = False
-        _senders.add(self)
+        exits.watch_exit(self)
 
     @property
     def committed(self) -> int:
         """The producer's own records up to here are committed."""
         return self._backlog.own.committed
+
+    @property
+    def is_started(self) -> bool:
+        """Whether there was anything to send yet."""
+        return self._thread is not None
 
     @property
     def counters(self) -> Counter[str]:
@@ -103,33 +113,55 @@ class Sender:
         if self._thread is None:
             self._start()
 
-    def flush(self, through: int, timeout_s: float | None = None) -> bool:
+    def flush(self, through: int, timeout_s: float | None = None, *, children: bool = False) -> bool:
         """Wait until the own records up to number `through` are committed.
+
+        While the process ends this waits no longer than `exits` allows, nor for a collector that cannot be
+        reached.
 
         Args:
             through: that number.
-            timeout_s: how long to wait at most; None is 30 seconds.
+            timeout_s: how long to wait at most; None waits without limit.
+            children: wait also for what children left that only spool.
 
         Returns:
-            Whether they are.
+            Whether the own records are.
         """
-        deadline = time.monotonic() + (_FLUSH_DEFAULT_S if timeout_s is None else timeout_s)
+        began = time.monotonic()
+        limit_s = min(math.inf if timeout_s is None else timeout_s, exits.allowance_s())
         changed = self._backlog.changed
         with changed:
             self._flushing += 1
         try:
+            if children:
+                with changed:
+                    self._backlog.refresh(now=True)
             self.wake()
             self._retry_now.set()
-            with changed:
-                while self.committed < through:
-                    rest_s = deadline - time.monotonic()
-                    if rest_s <= 0 or not self._is_running():
-                        return False
-                    changed.wait(min(rest_s, 1.0))
-            return True
+            self._wait_until_committed(through, began + limit_s, children)
+        except SpoolError as error:
+            self._count("spool_errors", f"the spool cannot be sent: {error}")
         finally:
             with changed:
                 self._flushing -= 1
+            exits.spend(time.monotonic() - began)
+        return self.committed >= through
+
+    def drain(self, timeout_s: float) -> None:
+        """Send what waits, at the end of the process. See `exits.Ending`."""
+        if self.is_started:
+            self.flush(self._spool.written, timeout_s, children=True)
+
+    def _wait_until_committed(self, through: int, deadline: float, children: bool) -> None:
+        changed = self._backlog.changed
+        with changed:
+            failures = self._failures
+            while self.committed < through or (children and self._backlog.owes_children()):
+                rest_s = deadline - time.monotonic()
+                tried_enough = exits.has_begun() and self._failures - failures >= _EXIT_TRIES
+                if rest_s <= 0 or tried_enough or not self._is_running():
+                    return
+                changed.wait(min(rest_s, 1.0))
 
     def stop(self, timeout_s: float) -> bool:
         """End the thread; what is not committed stays in the spool. Idempotent.
@@ -153,21 +185,22 @@ class Sender:
     def abandon(self) -> None:
         """Forget the thread and its connection: this is a forked child, where they do not exist."""
         self._call = None
-        _senders.discard(self)
+        exits.forget(self)
 
     def _is_running(self) -> bool:
-        return self._thread is not None and self._thread.is_alive() and not self._stopping.is_set()
+        thread = self._thread
+        ended = thread is not None and thread.ident is not None and not thread.is_alive()
+        return not ended and not self._stopping.is_set()
 
     def _start(self) -> None:
-        thread = threading.Thread(target=self._run, name="lightning-sender", daemon=True)
-        # A finaliser may come here while the thread above is being made: no second one is started.
-        with self._start_lock:
-            if self._thread is not None or self._stopping.is_set():
-                return
-            self._thread = thread
+        # A finaliser may come here at any line, and must not wait for its own thread.
+        if self._stopping.is_set() or not self._start_right.acquire(blocking=False):
+            return
+        self._thread = threading.Thread(target=self._run, name="lightning-sender", daemon=True)
         try:
-            thread.start()
-        except RuntimeError as error:  # no more threads, or the interpreter is shutting down
+            self._thread.start()
+        except RuntimeError as error:  # no more threads, or the process is ending
+            self._stopping.set()
             _log.warning("records stay in the spool: the sender cannot be started: %s", error)
 
     def _run(self) -> None:
@@ -180,6 +213,11 @@ class Sender:
             except SpoolError as error:
                 self._count("spool_errors", f"the spool cannot be sent: {error}")
             except Exception as error:
+                if exits.has_begun() and isinstance(error, RuntimeError):
+                    # No thread can be started any more, which gRPC does for a connection.
+                    self._stopping.set()
+                    _log.info("records stay in the spool: the process ends (%s)", error)
+                    return
                 self._count("sender_errors", f"the sender failed: {type(error).__name__}: {error}")
                 if os.environ.get("LIGHTNING_STRICT") == "1":
                     raise
@@ -203,8 +241,14 @@ class Sender:
             self._report(ending)
             if ending.progressed:
                 delay_s = _FIRST_RETRY_S
+        with self._backlog.changed:
+            refused = ending is not None and ending.status in _UNAUTHORISED
+            if ending is not None and ending.progressed:
+                self._failures = 0
+            self._failures += _EXIT_TRIES if refused else 1
+            self._backlog.changed.notify_all()
         wait_s = delay_s * random.uniform(0.5, 1.0)  # noqa: S311 - spreads load, guards nothing
-        if ending is not None and ending.status in ("UNAUTHENTICATED", "PERMISSION_DENIED"):
+        if refused:
             wait_s = _UNAUTHORISED_RETRY_S
         elif self._flushing:
             wait_s = min(wait_s, _FLUSH_RETRY_S)
@@ -215,7 +259,7 @@ class Sender:
     def _converse(self) -> _Ending:
         """Connect, and send until the connection ends."""
         # Not to be cut in two by a fork: the child could never import it again.
-        with undivided():
+        with undivided_import():
             import grpc
 
             from lightning_sdk._proto.ingest_pb2_grpc import IngestStub
@@ -253,7 +297,7 @@ class Sender:
             return
         self._unreachable = True
         mend = "is it running? (lsdk collect)"
-        if ending.status in ("UNAUTHENTICATED", "PERMISSION_DENIED"):
+        if ending.status in _UNAUTHORISED:
             mend = "set LIGHTNING_TOKEN, or init(token=...), to the token that it was started with"
         _log.warning(
             "records stay in the spool %s: the collector at %s answered %s (%s): %s",
@@ -297,10 +341,3 @@ def _ending(error: grpc.RpcError, progressed: bool) -> _Ending:
     # Every error of a call is the call itself, which has these two.
     call: Any = error
     return _Ending(call.code().name, call.details() or "", progressed)
-
-
-@atexit.register
-def _stop_all() -> None:
-    """A thread inside gRPC while the interpreter goes away could crash the process."""
-    for sender in list(_senders):
-        sender.stop(_EXIT_STOP_S)

@@ -97,6 +97,14 @@ class Source:
         self.committed = max(self.committed, min(committed, self._next - 1))
         self._discard_committed()
 
+    def has_more(self) -> bool:
+        """Whether anything of it is not committed yet, as far as is known.
+
+        Raises:
+            SpoolError: a segment cannot be opened or read.
+        """
+        return not self.ready or self.committed < self._next - 1 or self._peek() is not None
+
     def retire(self) -> bool:
         """Delete the last segment, if its owner is gone and all of it is committed.
 
@@ -106,7 +114,7 @@ class Source:
         Raises:
             SpoolError: it cannot be claimed or read.
         """
-        if not self.ready or self.committed < self._next - 1 or self._peek() is not None:
+        if self.has_more():
             return False
         segments = self._shelf.segments()
         if not segments or self._reader is None or self._reading != segments[-1]:

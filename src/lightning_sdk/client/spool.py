@@ -64,7 +64,9 @@ class SpoolWriter:
         self._closed = False
         self._deferred: deque[bytes] = deque()
         self._file: OwnedFile | None = None
-        self._segments: list[Segment] = []
+        # By first number, in order. The sender removes what is committed without a lock: a finaliser may run
+        # there, and wait for a lock that an appending thread has.
+        self._segments: dict[int, Segment] = {}
         # Of the segment being written: its length up to the last whole frame, and the frame after that while
         # it is being written. An exception of a signal handler can come between the write and its account.
         self._size = 0
@@ -94,6 +96,9 @@ class SpoolWriter:
             raise SpoolError(
                 f"a record of {len(payload)} bytes is not written: 1 to {MAX_RECORD_BYTES} expected"
             )
+        if self._closed:  # asked without the lock, so that `close` holds up nobody
+            self._lost += 1
+            raise SpoolError("a record is not written to the spool: it is closed")
         frame = encode_frame(payload)
         with self._lock:
             if self._busy:
@@ -109,20 +114,19 @@ class SpoolWriter:
 
     def segments(self) -> list[Segment]:
         """The segments on disk, oldest first; the last one may still be written."""
-        return list(self._segments)
+        return list(self._segments.values())
 
     def discard(self, segment: Segment) -> bool:
         """Delete a segment that is committed and no longer written; False if another process claimed it."""
         if not remove_claimed(segment.path):
             return False
-        with self._lock:
-            self._segments = [other for other in self._segments if other != segment]
+        self._segments.pop(segment.first_seq, None)
         return True
 
     def close(self) -> None:
         """Give up the segment; what is appended from now on is lost. Idempotent."""
+        self._closed = True
         with self._lock:
-            self._closed = True
             if self._file is not None:
                 self._settle(os.fstat(self._file.fd).st_size)
             self._seal()
@@ -211,9 +215,7 @@ class SpoolWriter:
             unfinished.unlink(missing_ok=True)
             raise
         self._file, self._size = file, len(start)
-        segment = Segment(self._written + 1, path)
-        if segment not in self._segments:
-            self._segments.append(segment)
+        self._segments[self._written + 1] = Segment(self._written + 1, path)
         return file
 
     def _seal(self) -> None:

@@ -10,10 +10,11 @@ from collections.abc import Iterator
 from typing import Final
 
 from lightning_sdk._proto.ingest_pb2 import Ack, Batch, IngestRequest, Open
-from lightning_sdk.client.adoption import Adoption
+from lightning_sdk.client.adoption import MAX_SOURCES, Adoption
 from lightning_sdk.client.segments import MAX_MESSAGE_BYTES
 from lightning_sdk.client.sources import Source
 from lightning_sdk.client.spool import SpoolWriter
+from lightning_sdk.client.wakeup import Wakeup
 
 # Batches that may be on their way without an answer.
 WINDOW_BATCHES: Final = 16
@@ -51,15 +52,16 @@ class Backlog:
         self.refresh()
         return self._spool.written > self.own.committed or bool(self._adoption.sources)
 
-    def refresh(self) -> None:
-        """Look for segments of others, if it is time, and delete those that are done with.
+    def refresh(self, *, now: bool = False) -> None:
+        """Delete segments of others that are done with, and look for more: if it is time, or `now`.
 
         Raises:
             SpoolError: the spool cannot be read.
         """
         with self.changed:
             self._adoption.retire()
-            if time.monotonic() >= self._next_scan:
+            room = self._adoption.crowded and len(self._adoption.sources) < MAX_SOURCES
+            if now or room or time.monotonic() >= self._next_scan:
                 self._next_scan = time.monotonic() + SCAN_INTERVAL_S
                 self._adoption.scan()
 
@@ -67,6 +69,15 @@ class Backlog:
         """Those with something in the spool."""
         own = [self.own] if self._spool.segments() else []
         return own + list(self._adoption.sources.values())
+
+    def owes_children(self) -> bool:
+        """Whether there are records of producers that only spool, and depend on us.
+
+        Raises:
+            SpoolError: the spool cannot be read.
+        """
+        with self.changed:
+            return any(source.has_more() for source in self._adoption.dependent_sources())
 
     def idle_s(self) -> float:
         """How long to wait for news before looking again."""
@@ -78,12 +89,13 @@ class Backlog:
             self.own.close()
             self._adoption.release()
             self._next_scan = 0.0
+            self.changed.notify_all()
 
 
 class Stream:
     """The two directions of one connection, for two threads: `requests` and `acknowledged`."""
 
-    def __init__(self, backlog: Backlog, wake: threading.Event, stopping: threading.Event) -> None:
+    def __init__(self, backlog: Backlog, wake: Wakeup, stopping: Wakeup) -> None:
         """A connection about to be made.
 
         Args:
@@ -143,7 +155,8 @@ class Stream:
             while unanswered and unanswered[0] <= source.committed:
                 unanswered.popleft()
             self._backlog.changed.notify_all()
-        if was_full:
+        # Of what is adopted a segment may be done with now, and make room for another.
+        if was_full or source is not self._backlog.own:
             self._wake.set()
 
     def end(self) -> None:
@@ -155,6 +168,8 @@ class Stream:
         """One request for each source that has one, beginning with another one each time."""
         with self._backlog.changed:
             sources = self._backlog.sources()
+            for producer in self._opened.keys() - {source.producer for source in sources}:
+                del self._opened[producer], self._unanswered[producer]
         self._turn += 1
         for index in range(len(sources)):
             request = self._request(sources[(self._turn + index) % len(sources)])
