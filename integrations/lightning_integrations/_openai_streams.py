@@ -21,8 +21,6 @@ import weakref
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from lightning_integrations._patches import report
-
 if TYPE_CHECKING:
     from lightning_sdk.plugins import CallRecording
     from lightning_sdk.records import OutcomeName
@@ -30,6 +28,9 @@ if TYPE_CHECKING:
 # Under this name an open response carries its OpenResponse, for the stream that the SDK builds on it.
 _OPEN = "_lightning_open"
 _DONE = "[DONE]"
+
+# Takes an error of our own: `Recorder.fault`.
+Fault = Callable[[str, Exception], None]
 
 _stream_classes: dict[Any, type | None] = {}
 
@@ -44,8 +45,9 @@ def outcome_of(error: BaseException) -> OutcomeName:
 class _Ending:
     """The one end of a response. Never reaches the response, whose finalizer holds it."""
 
-    def __init__(self, recording: CallRecording) -> None:
+    def __init__(self, recording: CallRecording, fault: Fault) -> None:
         self.recording = recording
+        self.fault = fault
         # Bytes that were read, where no stream shows them as events, and what finds the events in them.
         self.chunks: list[bytes] | None = None
         self.split_events: Callable[[bytes], Iterable[str]] | None = None
@@ -57,8 +59,8 @@ class _Ending:
             return False
         try:
             outcome = self._hand_over(outcome)
-        except Exception as fault:
-            report("openai response", fault)
+        except Exception as error_of_ours:
+            self.fault("openai response", error_of_ours)
         finally:
             self.recording.finish(outcome, error)
         return True
@@ -85,14 +87,16 @@ class OpenResponse:
     Args:
         response: of httpx or httpx2.
         recording: gets events or body, and `finish` exactly once.
+        fault: gets our own errors.
         is_async: which half of the methods of `response` is used.
     """
 
-    def __init__(self, response: Any, recording: CallRecording, *, is_async: bool) -> None:
+    def __init__(self, response: Any, recording: CallRecording, fault: Fault, *, is_async: bool) -> None:
         self.reading = False
         self._response = response
         self._is_async = is_async
-        self._ending = _Ending(recording)
+        self.fault = fault
+        self._ending = _Ending(recording, fault)
         # A finalizer, not __del__: when the cycle of a stream and its generator is collected, it runs before
         # the generator's own clean-up closes the response.
         self._finalizer = weakref.finalize(response, self._ending.finish, "abandoned")
@@ -126,7 +130,7 @@ class OpenResponse:
             if data.startswith(_DONE):
                 self.finish("ok")
         except Exception as error:
-            report("openai stream", error)
+            self.fault("openai stream", error)
         return event
 
     def finish(self, outcome: OutcomeName, error: BaseException | None = None) -> None:
@@ -285,14 +289,15 @@ class _ShownAsyncStream:
 
 def _follow(stream: Any, reading: type[_Reading] | type[_AsyncReading]) -> None:
     """Bind a new stream to its open response. A second stream on one response is bound to nothing."""
+    opened: OpenResponse | None = getattr(getattr(stream, "response", None), _OPEN, None)
+    if opened is None:
+        return
     try:
-        opened: OpenResponse | None = stream.response.__dict__.get(_OPEN)
-        if opened is not None:
-            stream._iterator = reading(stream._iterator, opened)
-            stream._lightning = opened
-            opened.leave_body()
+        stream._iterator = reading(stream._iterator, opened)
+        stream._lightning = opened
+        opened.leave_body()
     except Exception as error:
-        report("openai stream", error)
+        opened.fault("openai stream", error)
 
 
 def stream_class(base: Any) -> type | None:

@@ -1,12 +1,11 @@
 """Patches on somebody else's classes: put on together, taken off where they are still ours.
 
 Nothing here knows a library. `Patches` keeps owner, name, original and ours of each attribute; `Installation`
-has one set of patches on for as long as anybody wants it; `report` is where an error of our own ends.
+has one set of patches on for as long as anybody wants it.
 """
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -20,20 +19,8 @@ from lightning_sdk.errors import PluginError
 if TYPE_CHECKING:
     from lightning_sdk.plugins import Recorder, Undo
 
-_log = logging.getLogger("lightning_sdk")
-_reported: set[str] = set()
-
 # As wrapt calls it: (wrapped, instance, args, kwargs).
 Wrapper = Callable[[Any, Any, tuple[Any, ...], dict[str, Any]], Any]
-
-
-def report(place: str, error: Exception) -> None:
-    """End an error of our own: logged once a place, so the agent goes on; with LIGHTNING_STRICT=1, raised."""
-    if os.environ.get("LIGHTNING_STRICT") == "1":
-        raise error
-    if place not in _reported:
-        _reported.add(place)
-        _log.error("lightning_sdk: recording failed in %s; the call itself goes on", place, exc_info=error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +79,10 @@ def _wrap(target: Target) -> tuple[Any, _Patched]:
 
 
 class Installation:
-    """The patches of one library, on while a recorder is installed. The latest recorder receives."""
+    """The patches of one library, on while a recorder is installed. The latest recorder receives.
+
+    One for each library, made where its module is imported, which lives as long as the process.
+    """
 
     def __init__(self, make_targets: Callable[[], Sequence[Target]]) -> None:
         self._make_targets = make_targets
@@ -101,6 +91,7 @@ class Installation:
         self._recorders: list[tuple[object, Recorder]] = []
         # Read without the lock by every call.
         self.recorder: Recorder | None = None
+        os.register_at_fork(after_in_child=self._after_fork_in_child)
 
     def install(self, recorder: Recorder) -> Undo:
         """Patch, unless the patches are on already, and make `recorder` the one that receives.
@@ -118,6 +109,9 @@ class Installation:
             self._recorders.append((key, recorder))
             self.recorder = recorder
         return lambda: self._remove(key)
+
+    def _after_fork_in_child(self) -> None:
+        self._lock = threading.Lock()
 
     def _remove(self, key: object) -> None:
         with self._lock:

@@ -20,7 +20,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from lightning_integrations._openai_streams import OpenResponse, outcome_of, stream_class
-from lightning_integrations._patches import Installation, Target, report
+from lightning_integrations._patches import Installation, Target
 from lightning_sdk.errors import PluginError
 
 if TYPE_CHECKING:
@@ -53,10 +53,11 @@ class OpenAIIntegration:
 class _Call:
     """One logical call, while `request` runs. Its recording starts with the first attempt, for its URL."""
 
-    __slots__ = ("_api", "_opened", "_over", "_recorder", "_started", "_streamed", "recording")
+    __slots__ = ("_api", "_opened", "_over", "_recorder", "_started", "_streamed", "fault", "recording")
 
     def __init__(self, recorder: Recorder, api: str, *, streamed: bool) -> None:
         self._recorder = recorder
+        self.fault = recorder.fault
         self._api = api
         self._streamed = streamed
         self._started = False
@@ -88,7 +89,7 @@ class _Call:
             self.recording.received(response.content)
             self.recording.finish("ok")
             return kwargs
-        self._opened = OpenResponse(response, self.recording, is_async=is_async)
+        self._opened = OpenResponse(response, self.recording, self.fault, is_async=is_async)
         derived = stream_class(kwargs.get("stream_cls")) if self._streamed else None
         if derived is None or _RAW_RESPONSE_HEADER in response.request.headers:
             self._opened.keep_body(
@@ -145,15 +146,17 @@ _current: ContextVar[_Call | None] = ContextVar("lightning_openai_call", default
 
 def _begin(args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call | None:
     """The call that `request` was asked for; None where it is none of those that are recorded."""
+    recorder = _installation.recorder
+    if recorder is None:
+        return None
     try:
-        recorder = _installation.recorder
         options = args[1] if len(args) > 1 else kwargs["options"]
         api = _APIS.get(options.url)
-        if recorder is None or api is None or options.method.lower() != "post":
+        if api is None or options.method.lower() != "post":
             return None
         return _Call(recorder, api, streamed=kwargs.get("stream") is True)
     except Exception as error:
-        report("openai request", error)
+        recorder.fault("openai request", error)
         return None
 
 
@@ -162,7 +165,7 @@ def _failed(call: _Call | None, error: BaseException) -> None:
         try:
             call.failed(error)
         except Exception as fault:
-            report("openai request", fault)
+            call.fault("openai request", fault)
 
 
 def _leave(call: _Call | None, token: Any) -> None:
@@ -207,7 +210,7 @@ def _build_request(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: d
         try:
             call.attempt(request)
         except Exception as error:
-            report("openai attempt", error)
+            call.fault("openai attempt", error)
     return request
 
 
@@ -220,7 +223,7 @@ def _process_response(
             kwargs = call.answered(instance, kwargs, is_async=is_async)
         except Exception as error:
             _failed(call, error)
-            report("openai response", error)
+            call.fault("openai response", error)
     return wrapped(*args, **kwargs)
 
 

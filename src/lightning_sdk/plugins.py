@@ -12,6 +12,7 @@ Ours are registered exactly as a stranger's would be, by entry points:
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -29,6 +30,8 @@ INTEGRATIONS = "lightning_sdk.integrations"
 
 # Request and response header in which a client and our policy endpoint agree on the call id.
 CALL_ID_HEADER = "x-lightning-call-id"
+# What either takes from the other as a call id: bytes from outside.
+CALL_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 
 Undo = Callable[[], None]
 
@@ -51,7 +54,7 @@ class CallRecording(Protocol):
         """An HTTP attempt with exactly this body is about to be made."""
 
     def answered(self, status: int, headers: Mapping[str, str]) -> None:
-        """Status and headers of the response have arrived."""
+        """Status and headers of the response have arrived; a mapping that is no dict must ignore case."""
 
     def received(self, body: bytes) -> None:
         """The whole body of a response that is no stream."""
@@ -81,6 +84,13 @@ class Recorder(Protocol):
 
         Returns:
             Its recording; None where nothing is to be recorded (outside any rollout): pass the call through.
+        """
+
+    def fault(self, place: str, error: Exception) -> None:
+        """An error of the integration's own, which the agent must not see: counted, and logged once a place.
+
+        Raises:
+            Exception: `error`, with ``LIGHTNING_STRICT=1``, which is for tests.
         """
 
 

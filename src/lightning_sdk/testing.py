@@ -8,6 +8,7 @@ assert cap.calls[0].agent == "solve"
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,6 +29,17 @@ __all__ = ["Capture", "capture"]
 _lock = threading.Lock()
 _owner: int | None = None
 _depth = 0
+
+
+def _after_fork_in_child() -> None:
+    global _lock, _depth
+    _lock = threading.Lock()
+    if _owner != threading.get_ident():
+        # Its thread has stayed in the parent: here nobody leaves it.
+        _depth = 0
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 class _Memory:
@@ -105,7 +117,8 @@ def capture() -> Iterator[Capture]:
 
     Process-wide: it receives the records of every thread. Captures stack, and the innermost receives. A
     rollout that began in one is written there also when it ends later. Calls outside any rollout are kept
-    too, with `rollout_id` None. On leaving, recorder and patches are as they were.
+    too, with `rollout_id` None. On leaving, recorder and patches are as they were, or as an `init` or
+    `shutdown` inside wants them from then on.
 
     Raises:
         RuntimeError: another thread has a capture open.
@@ -113,7 +126,7 @@ def capture() -> Iterator[Capture]:
     memory = _Memory()
     _acquire()
     try:
-        before = integrations.selected()
+        before, configured = integrations.selected(), runtime.configured()
         recording = runtime.Runtime(replace(load_config(), endpoint=""), explicit=True, memory=memory)
         recording.ready.set()
         runtime.push_capture(recording)
@@ -122,7 +135,11 @@ def capture() -> Iterator[Capture]:
             yield Capture(memory)
         finally:
             runtime.pop_capture(recording)
-            integrations.select(before)
+            after = runtime.configured()
+            if after is configured or runtime.is_capturing():
+                integrations.select(before)
+            else:
+                integrations.select(after.config.integrations if after is not None else ())
     finally:
         _release()
 

@@ -7,12 +7,14 @@ from collections.abc import Iterator
 import pytest
 
 import lightning_sdk
-from lightning_sdk.client import scope
+from lightning_sdk.client import faults, scope
 
 
 @pytest.fixture(autouse=True)
 def _no_runtime() -> Iterator[None]:
     lightning_sdk.shutdown()
+    # What other tests counted is in no record of this one.
+    faults.take({})
     yield
     lightning_sdk.shutdown()
 

@@ -169,8 +169,9 @@ def test_without_a_policy_endpoint_no_header_is_added() -> None:
     ("answered", "kept"),
     [
         ("ca_0123", "ca_0123"),
-        ("x" * 64, "x" * 64),
-        ("x" * 65, ""),
+        ("x" * 128, "x" * 128),
+        ("x" * 129, ""),
+        ("req:7.a-b_c", "req:7.a-b_c"),
         ("ca_1\nx: y", ""),
         ("", ""),
         ("ca é", ""),

@@ -2,7 +2,8 @@
 
 1. It receives records and writes nothing; captures stack, and the innermost receives.
 2. A second thread may not open one while one is open.
-3. Leaving restores recorder and patches; a rollout that began inside never leaks out.
+3. Leaving restores recorder and patches; a rollout that began inside never leaks out, and one that began
+   outside is none the less complete.
 """
 
 from __future__ import annotations
@@ -11,9 +12,13 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import openai  # noqa: F401 - so that its integration has something to patch
+
 import lightning_sdk as ls
+from lightning_sdk.client import faults, integrations
+from lightning_sdk.mdp import assemble
 from lightning_sdk.testing import capture
-from support.client_records import bodies, make_call, read_spool
+from support.client_records import bodies, make_call, of_kind, read_spool
 
 
 @ls.trace_tool
@@ -64,6 +69,65 @@ def test_an_outer_rollout_writes_to_the_innermost_capture_and_back() -> None:
     assert "call" in bodies(inner.records)
     assert bodies(outer.records)[-3:] == ["call", "rollout_end", "leave"]
     assert {sourced.record.rollout_id for sourced in inner.records} == {run.rollout_id}
+
+
+def test_a_rollout_that_is_recorded_for_real_is_complete_whatever_was_captured_in_the_middle(
+    tmp_path: Path,
+) -> None:
+    ls.init()
+    with ls.rollout():
+        make_call()
+        with capture() as first:
+            make_call()
+            with capture() as second:
+                make_call()
+            make_call()
+        with capture():
+            make_call()
+        make_call()
+    ls.shutdown()
+    records = read_spool(tmp_path / "home" / "spool")
+    assert bodies(records) == ["join", "rollout_start", "call", "call", "rollout_end", "leave"]
+    assert of_kind(records, "leave")[0].leave.count == len(records)
+    assert bodies(first.records) == ["join", "call", "call"]
+    assert bodies(second.records) == ["join", "call"]
+    (episode,) = assemble(records)
+    assert episode.complete
+
+
+def installed() -> dict[str, bool]:
+    return {status.name: status.state == "installed" for status in integrations.status()}
+
+
+def test_init_inside_has_its_integrations_once_the_capture_is_left() -> None:
+    with capture():
+        with capture():
+            ls.init()
+        assert installed()["openai"]
+    assert installed()["openai"]
+    ls.shutdown()
+    with capture():
+        ls.init(integrations=())
+        assert installed()["openai"]
+    assert not installed()["openai"]
+
+
+def test_shutdown_inside_leaves_no_patch_once_the_capture_is_left() -> None:
+    ls.init()
+    with capture():
+        ls.shutdown()
+        assert installed()["openai"]
+    assert not installed()["openai"]
+
+
+def test_what_is_counted_while_it_is_open_is_no_ones_else(tmp_path: Path) -> None:
+    ls.init()
+    with capture():
+        look_up("outside any rollout: kept here")
+        faults.count("made_up")
+    solve("a")
+    ls.shutdown()
+    assert "counters" not in bodies(read_spool(tmp_path / "home" / "spool"))
 
 
 def test_it_receives_what_other_threads_do() -> None:

@@ -159,7 +159,7 @@ def test_every_option_is_also_a_variable(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert (config.integrations, config.run_id, config.split) == (("openai",), "r", "train")
     assert config.policy_endpoint == "http://127.0.0.1:8000/v1"
     assert "'t'" not in repr(config)
-    given = load_config("", project="q", integrations=(), policy_endpoint="")
+    given = load_config(endpoint="", project="q", integrations=(), policy_endpoint="")
     assert (given.endpoint, given.project, given.integrations, given.policy_endpoint) == ("", "q", (), "")
 
 
@@ -218,7 +218,11 @@ def test_a_bad_environment_does_not_harm_a_program_that_never_called_init(
     monkeypatch.setenv("LIGHTNING_ENDPOINT", "")
     ls.init()
     decorated_before()
-    assert len(read_spool(tmp_path / "home" / "spool")) == 7
+    records = read_spool(tmp_path / "home" / "spool")
+    assert len(of_kind(records, "rollout_start")) == 1
+    # The user can see it in the store, too.
+    (told,) = of_kind(records, "counters")
+    assert told.counters.values["error.configuration"] == 1
 
 
 def test_a_spool_that_cannot_be_written_does_not_harm_the_agent(
@@ -234,3 +238,5 @@ def test_a_spool_that_cannot_be_written_does_not_harm_the_agent(
     with pytest.raises(OSError):
         decorated_before()
     assert active() is not None
+    monkeypatch.setenv("LIGHTNING_STRICT", "0")
+    ls.shutdown()

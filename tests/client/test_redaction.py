@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
-from lightning_sdk.client.jsonable import to_json
+from lightning_sdk.client.jsonable import object_to_json, to_json
 from lightning_sdk.client.redact import redact, redact_text
 
 
@@ -44,6 +45,7 @@ def test_secrets_are_replaced_and_nothing_else_is(body: bytes, expected: bytes) 
         b'{"monkey": "see"}',
         b"https://example.com/a:b@c",
         b"AKIATOOSHORT",
+        b"MEDIA and ASIAN",
         b"\xff\xfe not text \x00",
     ],
 )
@@ -73,6 +75,44 @@ def test_the_hook_gets_what_the_patterns_left_and_a_wrong_answer_withholds_the_b
 
 def test_text_is_redacted_as_bodies_are() -> None:
     assert redact_text("key sk-abcdefghijklmnop1 é") == "key [redacted] é"
+
+
+class Liar(dict):  # type: ignore[type-arg]
+    """A dict that can be neither read nor shown by its own methods."""
+
+    def items(self) -> Any:
+        raise LookupError
+
+    def __repr__(self) -> str:
+        raise LookupError
+
+
+class Pretender:
+    @property
+    def __class__(self) -> type:  # type: ignore[override]
+        return dict
+
+    def __repr__(self) -> str:
+        return "pretender"
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (10**5000, hex(10**5000)),
+        ([-(10**5000), 7], [hex(-(10**5000)), 7]),
+        ({10**5000: 1, 3: 2}, {hex(10**5000): 1, "3": 2}),
+        (Liar(a=1), {"a": 1}),
+        ([Pretender()], ["pretender"]),
+        ({"deep": (float("nan"), 1.5)}, {"deep": ["nan", 1.5]}),
+    ],
+    ids=["huge int", "in a list", "as a key", "broken dict", "lying class", "not finite"],
+)
+def test_a_value_that_python_does_not_write_by_itself_loses_nothing_beside_it(
+    value: object, expected: object
+) -> None:
+    assert json.loads(to_json(value)) == expected
+    assert json.loads(object_to_json({"n": value, "kept": 1})) == {"n": expected, "kept": 1}
 
 
 def test_any_value_becomes_json() -> None:

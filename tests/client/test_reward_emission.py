@@ -1,8 +1,9 @@
 """Rewards, annotations and handles: how each finds its place.
 
 1. A number or a mapping of numbers; anything else raises ValueError in the caller.
-2. call= binds to that call and its scope; inside a scope: to the latest finished call of its subtree; after
-   the outermost scope: to the rollout that ended last in the same context; rollout_id=: to that rollout.
+2. call= binds to that call and its scope, whichever rollout it is of; else, inside a scope: to the latest
+   finished call of its subtree; after the outermost scope: to the rollout that ended last in the same
+   context; rollout_id=: to that rollout.
 3. What finds no rollout is kept as unbound, with one warning that names rollout_id=.
 """
 
@@ -86,6 +87,8 @@ class Unprintable:
         {"a": float("nan")},
         {1: 1},
         {"": 1},
+        {"a": 1e308, "b": 1e308},
+        {"a": -1e308, "b": -1e308},
     ],
 )
 def test_what_is_no_finite_number_raises_in_the_caller_and_records_nothing(value: Any) -> None:
@@ -103,6 +106,12 @@ def test_what_is_no_finite_number_raises_in_the_caller_and_records_nothing(value
         ({"rollout_id": ""}, "rollout_id=''"),
         ({"reward_id": 7}, "reward_id=7"),
         ({"name": ""}, "name that is not empty"),
+        ({"name": "\ud800"}, "UTF-8"),
+        ({"call": "x" * 257}, "257 characters: at most 256"),
+        ({"call": "\ud800"}, "UTF-8"),
+        ({"rollout_id": "x" * 257}, "257 characters"),
+        ({"rollout_id": "a\udfff"}, "UTF-8"),
+        ({"reward_id": "x" * 257}, "257 characters"),
     ],
 )
 def test_arguments_that_do_not_go_together_raise(options: dict[str, Any], message: str) -> None:
@@ -110,6 +119,9 @@ def test_arguments_that_do_not_go_together_raise(options: dict[str, Any], messag
         ls.emit_reward(1, **options)
     with pytest.raises(ValueError, match="goes with a number"):
         ls.emit_reward({"a": 1}, name="b")
+    for key in ("\ud800", "x" * 257):
+        with pytest.raises(ValueError, match=r"UTF-8|257 characters"):
+            ls.emit_reward({key: 1})
 
 
 def test_inside_a_scope_it_goes_to_the_latest_finished_call_of_the_subtree() -> None:
@@ -227,16 +239,39 @@ def test_a_handle_names_the_call_and_its_scope_even_from_another_rollout() -> No
     assert (reward.rollout_id, reward.attempt, reward.scope_id) == (call.rollout_id, 1, call.scope_id)
 
 
-def test_the_id_in_a_response_names_a_call_of_the_rollout_at_hand() -> None:
-    with capture() as cap:
-        with ls.rollout() as run:
+def test_the_id_in_a_response_names_a_call_of_any_rollout_and_which_is_not_guessed() -> None:
+    with capture() as cap, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ls.emit_reward(1, call="chatcmpl-8")
+        with ls.rollout():
             make_call(response_id="chatcmpl-9")
-            make_call(response_id="chatcmpl-10")
             ls.emit_reward(1, call="chatcmpl-9")
         ls.emit_reward(1, call="chatcmpl-10")
-    assert [record.reward.call_id for record in rewards(cap)] == ["chatcmpl-9", "chatcmpl-10"]
-    assert {record.rollout_id for record in rewards(cap)} == {run.rollout_id}
+    assert [record.reward.call_id for record in rewards(cap)] == ["chatcmpl-8", "chatcmpl-9", "chatcmpl-10"]
+    assert {(r.rollout_id, r.attempt, r.group_id, r.scope_id) for r in rewards(cap)} == {("", 0, "", "")}
     assert {record.reward.bound for record in rewards(cap)} == {Reward.BOUND_CALL}
+    # It is no record of the rollout, so nobody waits for it there.
+    assert of_kind(cap.records, "leave")[0].leave.count == len(cap.records) - 3
+
+
+def test_the_id_in_a_response_beside_a_rollout_stays_in_that_rollout() -> None:
+    with capture() as cap:
+        with ls.rollout() as run:
+            ls.emit_reward(1, call="chatcmpl-1", rollout_id=run.rollout_id)
+        ls.emit_reward(2, call="chatcmpl-1", rollout_id="ro_elsewhere")
+    assert [r.rollout_id for r in rewards(cap)] == [run.rollout_id, "ro_elsewhere"]
+    assert {r.reward.bound for r in rewards(cap)} == {Reward.BOUND_CALL}
+
+
+def test_rewards_by_the_ids_of_three_responses_after_three_rollouts_reach_each_its_own() -> None:
+    with capture() as cap:
+        for index in range(3):
+            with ls.rollout(task_id=f"t{index}"):
+                make_call(response_id=f"chatcmpl-{index}")
+        for index in range(3):
+            ls.emit_reward(10**index, call=f"chatcmpl-{index}")
+    returns = {episode.task_id: episode.return_ for episode in cap.episodes() if episode.task_id}
+    assert returns == {"t0": 1.0, "t1": 10.0, "t2": 100.0}
 
 
 def test_a_rollout_can_be_named_from_anywhere_without_taking_part_in_it() -> None:

@@ -19,6 +19,7 @@ import pytest
 from openai._base_client import AsyncAPIClient, BaseClient, SyncAPIClient
 
 from lightning_integrations.openai import OpenAIIntegration
+from lightning_sdk.client import faults
 from lightning_sdk.errors import PluginError
 from lightning_sdk.plugins import INTEGRATIONS, Integration, find
 from support.fake_openai import FakeOpenAI
@@ -185,17 +186,20 @@ class BrokenRecorder(MemoryRecorder):
         raise RuntimeError("a fault of ours")
 
 
-def test_a_fault_of_ours_is_logged_and_the_call_goes_on(
+def test_a_fault_of_ours_is_counted_and_logged_once_and_the_call_goes_on(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.delenv("LIGHTNING_STRICT")
+    faults._logged.discard("openai attempt")
+    before = faults.counters().get("error.openai attempt", 0)
     undo = OpenAIIntegration().install(BrokenRecorder())
-    with caplog.at_level(logging.ERROR, "lightning_sdk"):
+    with caplog.at_level(logging.WARNING, "lightning_sdk"):
         assert ask_once() == "Hello there"
         assert ask_once() == "Hello there"
     undo()
 
     assert len(caplog.records) == 1
+    assert faults.counters()["error.openai attempt"] == before + 2
 
 
 def test_in_strict_mode_a_fault_of_ours_is_raised() -> None:

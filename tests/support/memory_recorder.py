@@ -6,6 +6,8 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from lightning_sdk.client import faults
+
 
 @dataclass(eq=False)
 class MemoryCall:
@@ -86,3 +88,6 @@ class MemoryRecorder:
             call = MemoryCall(f"ca_{len(self.calls)}", integration, api, url, streamed, self._headers)
             self.calls.append(call)
             return call
+
+    def fault(self, place: str, error: Exception) -> None:
+        faults.report(place, error)

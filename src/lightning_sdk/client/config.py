@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 from lightning_sdk.addresses import grpc_target, without_user
 from lightning_sdk.client.urls import UrlPrefix
 from lightning_sdk.errors import ConfigError
 from lightning_sdk.home import Home, StrPath
+from lightning_sdk.ids import unfit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,42 +34,40 @@ class Config:
     split: str | None
 
 
-def load_config(
-    endpoint: str | None = None,
-    *,
-    project: str | None = None,
-    home: StrPath | None = None,
-    spool_dir: StrPath | None = None,
-    integrations: Iterable[str] | None = None,
-    token: str | None = None,
-    redact: Callable[[bytes], bytes] | None = None,
-    policy_endpoint: str | None = None,
-    run_id: str | None = None,
-    split: str | None = None,
-) -> Config:
-    """Settle every setting: the argument, else its environment variable, else its default.
+_OPTIONS = frozenset({"spool_dir", *(setting.name for setting in fields(Config))})
 
-    An argument that is None counts as not given; `endpoint=""`, `policy_endpoint=""` and `integrations=()`
+
+def load_config(**given: Any) -> Config:
+    """Settle every setting: what is given, else its environment variable, else its default.
+
+    A value that is None counts as not given; `endpoint=""`, `policy_endpoint=""` and `integrations=()`
     turn off what the environment sets. `LIGHTNING_INTEGRATIONS` is a list of names with commas, or "none".
+
+    Args:
+        given: the options of `init`, by name.
 
     Raises:
         ConfigError: a value cannot be used; the message names it and what would work.
+        TypeError: there is no such option.
     """
-    located = Home.locate(_checked_path("home", home), spool=_checked_path("spool_dir", spool_dir))
+    if unknown := sorted(given.keys() - _OPTIONS):
+        raise TypeError(f"there is no option {', '.join(unknown)}")
+    located = Home.locate(
+        _checked_path("home", given.get("home")), spool=_checked_path("spool_dir", given.get("spool_dir"))
+    )
+    redact = given.get("redact")
     if redact is not None and not callable(redact):
         raise ConfigError(f"redact={redact!r} cannot be called: expected a function from bytes to bytes")
     return Config(
-        endpoint=_checked_endpoint(_text("endpoint", endpoint, empty_ok=True) or ""),
-        project=_text("project", project) or "default",
+        endpoint=_checked_endpoint(_text(given, "endpoint", empty_ok=True) or ""),
+        project=_name(given, "project") or "default",
         home=located,
-        integrations=_checked_integrations(integrations),
-        token=_text("token", token),
+        integrations=_checked_integrations(given.get("integrations")),
+        token=_text(given, "token"),
         redact=redact,
-        policy_endpoint=_checked_policy_endpoint(
-            _text("policy_endpoint", policy_endpoint, empty_ok=True) or ""
-        ),
-        run_id=_text("run_id", run_id),
-        split=_text("split", split),
+        policy_endpoint=_checked_policy_endpoint(_text(given, "policy_endpoint", empty_ok=True) or ""),
+        run_id=_name(given, "run_id"),
+        split=_name(given, "split"),
     )
 
 
@@ -75,15 +75,24 @@ def _variable(name: str) -> str:
     return f"LIGHTNING_{name.upper()}"
 
 
-def _text(name: str, given: str | None, *, empty_ok: bool = False) -> str | None:
-    """The argument, else a non-empty variable; None where there is neither."""
-    if given is None:
+def _text(given: Mapping[str, Any], name: str, *, empty_ok: bool = False) -> str | None:
+    """What is given, else a non-empty variable; None where there is neither."""
+    value = given.get(name)
+    if value is None:
         return os.environ.get(_variable(name)) or None
-    if not isinstance(given, str):
-        raise ConfigError(f"{name}={given!r} is a {type(given).__name__}: expected a string")
-    if not given.strip() and not empty_ok:
-        raise ConfigError(f"{name}={given!r} is empty: give a name, or leave it out")
-    return given
+    if not isinstance(value, str):
+        raise ConfigError(f"{name}={value!r} is a {type(value).__name__}: expected a string")
+    if not value.strip() and not empty_ok:
+        raise ConfigError(f"{name}={value!r} is empty: give a name, or leave it out")
+    return value
+
+
+def _name(given: Mapping[str, Any], name: str) -> str | None:
+    """`_text` that is written into records."""
+    value = _text(given, name)
+    if value is not None and (reason := unfit(value)):
+        raise ConfigError(f"{name}={value!a} {reason}")
+    return value
 
 
 def _checked_path(name: str, given: StrPath | None) -> StrPath | None:

@@ -7,7 +7,9 @@ from collections.abc import Callable, Mapping
 from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
 
+from lightning_sdk.client import faults
 from lightning_sdk.errors import ConfigError
+from lightning_sdk.ids import fitted, unfit
 
 if TYPE_CHECKING:
     from lightning_sdk.client.execution import Execution
@@ -77,6 +79,8 @@ def _decorator(said: str, trace: Callable[[F, str], F], target: Any, name: str |
         target, name = None, target
     if name is not None and (not isinstance(name, str) or not name.strip()):
         raise ConfigError(f"{said}(name={name!r}): expected a name that is not empty")
+    if name is not None and (reason := unfit(name)):
+        raise ConfigError(f"{said}(name={name[:80]!a}) {reason}")
 
     def decorate(target: F) -> F:
         inner = (
@@ -93,8 +97,10 @@ def _decorator(said: str, trace: Callable[[F, str], F], target: Any, name: str |
 
 def _default_name(target: Callable[..., Any]) -> str:
     function = getattr(target, "func", target) if not hasattr(target, "__qualname__") else target
-    name: str = getattr(function, "__qualname__", type(target).__qualname__)
-    return name.rpartition("<locals>.")[2]
+    name = getattr(function, "__qualname__", None)
+    if not isinstance(name, str):
+        name = type(target).__qualname__
+    return fitted(name.rpartition("<locals>.")[2])
 
 
 def _trace_agent(target: F, name: str) -> F:
@@ -153,9 +159,13 @@ def _wrap(target: F, new_execution: _NewExecution) -> F:
     def wrapper(
         wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Any:
-        from lightning_sdk.client.generators import continuation
+        execution = None
+        with faults.guard("trace"):
+            from lightning_sdk.client.generators import continuation
 
-        execution = new_execution(wrapped, instance, args, kwargs)
+            execution = new_execution(wrapped, instance, args, kwargs)
+        if execution is None:
+            return wrapped(*args, **kwargs)
         if drive_only:
             # The call only binds arguments; the body runs later, and only then anything begins.
             driven = wrapped(*args, **kwargs)

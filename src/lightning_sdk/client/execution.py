@@ -22,10 +22,12 @@ from lightning_sdk.records import OUTCOMES, OutcomeName, Record, ToolCall
 class Execution(ABC):
     """What all traced executions share. `with execution:` stands around the user's code whenever it runs."""
 
-    __slots__ = ("__weakref__", "_started", "_unfinished", "driver", "unstarted")
+    __slots__ = ("__weakref__", "_pid", "_started", "_unfinished", "driver", "unstarted")
 
     def __init__(self) -> None:
         self._started = False
+        # The process in which it was started, and which therefore ends it.
+        self._pid = 0
         # Popped by whoever finishes it: "once" without a lock.
         self._unfinished = [True]
         # The generator or coroutine that the consumer holds.
@@ -38,12 +40,16 @@ class Execution(ABC):
         self.unstarted = None
         if not self._started:
             self._started = True
+            self._pid = os.getpid()
             with faults.guard("start"):
                 self._start()
 
     def finish(self, outcome: OutcomeName, error: BaseException | None = None, result: object = None) -> None:
-        """The user's code has run for the last time; only the first call counts. Never raises."""
-        if not self._started:
+        """The user's code has run for the last time; only the first call counts. Never raises.
+
+        A forked child inherits what is running, but it is its parent's to end.
+        """
+        if not self._started or self._pid != os.getpid():
             return
         try:
             self._unfinished.pop()
@@ -92,7 +98,7 @@ class Execution(ABC):
 class AgentExecution(Execution):
     """One invocation of a `trace_agent`; outside any rollout it is one."""
 
-    __slots__ = ("_agent", "_before", "_pid", "_scope", "_span", "_top")
+    __slots__ = ("_agent", "_before", "_scope", "_span", "_top")
 
     def __init__(self, agent: str) -> None:
         super().__init__()
@@ -102,7 +108,6 @@ class AgentExecution(Execution):
         self._top: scope.Scope | None = None
         self._before: scope.Scope | None = None
         self._span: ScopeSpan | None = None
-        self._pid = os.getpid()
 
     def _start(self) -> None:
         parent = scope.current()
@@ -118,8 +123,7 @@ class AgentExecution(Execution):
         self._scope = started
 
     def _finish(self, outcome: OutcomeName, error: BaseException | None, result: object) -> None:
-        # A forked child inherits the scopes that are open, but they are its parent's to end.
-        if self._scope is None or self._pid != os.getpid():
+        if self._scope is None:
             return
         if self._span is not None:
             self._span.end(outcome, error)
@@ -190,14 +194,11 @@ class ToolExecution(Execution):
             error=journal.error_of(active, error),
         )
 
-        def fill(record: Record) -> None:
-            record.end_ns = end_ns
-            record.tool_call.CopyFrom(tool)
-
+        record = Record(end_ns=end_ns, tool_call=tool)
         if self._scope is None:
-            journal.append_outside(active, self._began, fill)
+            journal.append_outside(active, self._began, record)
         else:
-            journal.append(self._scope, self._began, fill)
+            journal.append(self._scope, self._began, record)
 
     def __enter__(self) -> None:
         return None

@@ -15,12 +15,17 @@ _logger = logging.getLogger("lightning_sdk")
 # Reentrant: a garbage collection inside the locked lines may finish a generator, which may count too.
 _lock = threading.RLock()
 _counters: dict[str, int] = {}
+# What was counted and is in no one's account yet, see `take`.
+_untaken: dict[str, int] = {}
 _logged: set[str] = set()
 
 
 def _after_fork_in_child() -> None:
     global _lock
     _lock = threading.RLock()
+    # They are the parent's to tell.
+    _counters.clear()
+    _untaken.clear()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
@@ -36,6 +41,17 @@ def count(name: str, by: int = 1) -> None:
     """Add to the counter `name`."""
     with _lock:
         _counters[name] = _counters.get(name, 0) + by
+        _untaken[name] = _untaken.get(name, 0) + by
+
+
+def take(account: dict[str, int]) -> None:
+    """Add what nobody has taken yet to `account`: each count is in one account, of whoever wrote it down."""
+    if not _untaken:
+        return
+    with _lock:
+        for name, value in _untaken.items():
+            account[name] = account.get(name, 0) + value
+        _untaken.clear()
 
 
 def is_strict() -> bool:

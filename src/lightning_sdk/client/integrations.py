@@ -8,6 +8,7 @@ own.
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Iterable
@@ -45,8 +46,8 @@ class _Slot:
         self.integration: plugins.Integration | None = None
         self.wanted = False
         self.hooked = False
-        # True from the moment on at which one thread has taken it on itself to install.
-        self.taken = False
+        # The thread that has taken it on itself to install, from that moment on.
+        self.installer: int | None = None
         self.undo: plugins.Undo | None = None
         self.broken = ""
         self.failed = ""
@@ -54,6 +55,18 @@ class _Slot:
 
 _lock = threading.Lock()
 _slots: dict[str, _Slot] = {}
+
+
+def _after_fork_in_child() -> None:
+    global _lock
+    _lock = threading.Lock()
+    for slot in _slots.values():
+        # A thread that was installing it has stayed in the parent; this one goes on.
+        if slot.undo is None and slot.installer != threading.get_ident():
+            slot.installer = None
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def select(names: Iterable[str] | None) -> None:
@@ -132,16 +145,16 @@ def _want(slot: _Slot) -> None:
 
 def _install(slot: _Slot, integration: plugins.Integration) -> None:
     with _lock:
-        if not slot.wanted or slot.taken:
+        if not slot.wanted or slot.installer is not None:
             return
-        slot.taken = True
+        slot.installer = threading.get_ident()
     try:
         from lightning_sdk.client.recorder import ProcessRecorder
 
         slot.undo = integration.install(ProcessRecorder())
         slot.failed = ""
     except Exception as error:
-        slot.taken = False
+        slot.installer = None
         slot.failed = f"{type(error).__name__}: {error}"
         faults.note(f"integration {slot.plugin.name}", error)
         return
@@ -157,7 +170,7 @@ def _undo(slot: _Slot) -> None:
             undo()
         except Exception as error:
             faults.note(f"integration {slot.plugin.name}", error)
-        slot.taken = False
+        slot.installer = None
 
 
 def _status(slot: _Slot) -> IntegrationStatus:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import os
 import time
 from collections.abc import Mapping
 
@@ -11,11 +11,9 @@ from lightning_sdk.client.otel import active_ids
 from lightning_sdk.client.redact import redact
 from lightning_sdk.client.urls import public_url
 from lightning_sdk.ids import new_id
-from lightning_sdk.plugins import CALL_ID_HEADER
-from lightning_sdk.records import OUTCOMES, Call, OutcomeName, Record
+from lightning_sdk.plugins import CALL_ID, CALL_ID_HEADER
+from lightning_sdk.records import OUTCOMES, OutcomeName, Record
 
-# What an endpoint may answer as a call id: bytes from outside.
-_CALL_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 # Calls that sample nothing: no action, so nothing that a reward could be for.
 _WITHOUT_ACTION = frozenset({"embeddings"})
 
@@ -40,9 +38,35 @@ class ProcessRecorder:
             )
         return None
 
+    def fault(self, place: str, error: Exception) -> None:
+        """See `plugins.Recorder`."""
+        faults.report(place, error)
+
 
 class CallRecording:
-    """A `plugins.CallRecording`: keeps references to bytes that exist, and writes one record at the end."""
+    """A `plugins.CallRecording`: keeps references to bytes that exist, and writes one record at the end.
+
+    In a forked child it is its parent's, and writes nothing.
+    """
+
+    __slots__ = (
+        "_api",
+        "_attempts",
+        "_began",
+        "_call_id",
+        "_endpoint_call_id",
+        "_events",
+        "_integration",
+        "_pid",
+        "_request",
+        "_response",
+        "_runtime",
+        "_scope",
+        "_status",
+        "_streamed",
+        "_unfinished",
+        "_url",
+    )
 
     def __init__(
         self,
@@ -70,6 +94,7 @@ class CallRecording:
         self._endpoint_call_id = ""
         # Popped by whoever finishes it: "once" without a lock.
         self._unfinished = [True]
+        self._pid = os.getpid()
         self._began = journal.ticked(receiver, active_ids())
 
     @property
@@ -79,92 +104,101 @@ class CallRecording:
 
     def headers(self, url: str) -> Mapping[str, str]:
         """See `plugins.CallRecording`."""
-        with faults.guard("call_headers"):
+        try:
             prefix = self._runtime.policy_prefix
             if prefix is not None and prefix.contains(url):
                 return {CALL_ID_HEADER: self._call_id}
+        except Exception as error:
+            faults.report("call_headers", error)
         return {}
 
     def sent(self, body: bytes) -> None:
         """See `plugins.CallRecording`. What an earlier attempt was answered is forgotten."""
-        with faults.guard("call_sent"):
+        try:
             self._request = bytes(body)
             self._attempts += 1
             self._status = 0
             self._response = b""
             self._events = []
             self._endpoint_call_id = ""
+        except Exception as error:
+            faults.report("call_sent", error)
 
     def answered(self, status: int, headers: Mapping[str, str]) -> None:
         """See `plugins.CallRecording`."""
-        with faults.guard("call_answered"):
+        try:
             self._status = int(status)
             answered_id = _header(headers, CALL_ID_HEADER)
-            if answered_id is not None and answered_id != self._call_id and _CALL_ID.fullmatch(answered_id):
+            if answered_id is not None and answered_id != self._call_id and CALL_ID.fullmatch(answered_id):
                 self._endpoint_call_id = answered_id
+        except Exception as error:
+            faults.report("call_answered", error)
 
     def received(self, body: bytes) -> None:
         """See `plugins.CallRecording`."""
-        with faults.guard("call_received"):
+        try:
             self._response = bytes(body)
+        except Exception as error:
+            faults.report("call_received", error)
 
     def event(self, data: str | bytes) -> None:
         """See `plugins.CallRecording`."""
-        with faults.guard("call_event"):
+        try:
             self._events.append(data.encode("utf-8", "replace") if isinstance(data, str) else bytes(data))
+        except Exception as error:
+            faults.report("call_event", error)
 
     def finish(self, outcome: OutcomeName, error: BaseException | None = None) -> None:
         """See `plugins.CallRecording`."""
+        if self._pid != os.getpid():
+            return
         try:
             self._unfinished.pop()
         except IndexError:
             return
-        with faults.guard("call_finish"):
+        try:
             self._write(outcome, error)
+        except Exception as fault:
+            faults.report("call_finish", fault)
 
     def _write(self, outcome: OutcomeName, error: BaseException | None) -> None:
-        end_ns = time.time_ns()
+        record = Record(end_ns=time.time_ns())
+        # Filled in place: a Call that is made first would be copied, bodies and all.
+        call = record.call
         hook = self._runtime.config.redact
-        request, redactions = redact(self._request, hook)
-        response, in_response = redact(self._response, hook)
-        events = []
+        call.request, redactions = redact(self._request, hook)
+        call.response, replaced = redact(self._response, hook)
+        redactions += replaced
         for data in self._events:
-            event, in_event = redact(data, hook)
-            events.append(event)
-            redactions += in_event
-        call = Call(
-            call_id=self._call_id,
-            endpoint_call_id=self._endpoint_call_id,
-            integration=self._integration,
-            api=self._api,
-            agent=self._scope.agent if self._scope else "",
-            url=public_url(self._url),
-            request=request,
-            response=response,
-            events=events,
-            streamed=self._streamed,
-            outcome=OUTCOMES[outcome],
-            error=journal.error_of(self._runtime, error),
-            attempts=self._attempts,
-            status=self._status,
-            redactions=redactions + in_response,
-        )
-
-        def fill(record: Record) -> None:
-            record.end_ns = end_ns
-            record.call.CopyFrom(call)
+            event, replaced = redact(data, hook)
+            call.events.append(event)
+            redactions += replaced
+        call.redactions = redactions
+        call.call_id = self._call_id
+        call.endpoint_call_id = self._endpoint_call_id
+        call.integration = self._integration
+        call.api = self._api
+        call.url = public_url(self._url)
+        call.streamed = self._streamed
+        call.outcome = OUTCOMES[outcome]
+        call.attempts = self._attempts
+        call.status = self._status
+        if self._scope is not None:
+            call.agent = self._scope.agent
+        if error is not None and (told := journal.error_of(self._runtime, error)) is not None:
+            call.error.CopyFrom(told)
 
         if self._scope is None:
-            journal.append_outside(self._runtime, self._began, fill)
+            journal.append_outside(self._runtime, self._began, record)
         else:
-            journal.append(self._scope, self._began, fill)
+            journal.append(self._scope, self._began, record)
             if self._api not in _WITHOUT_ACTION:
                 self._scope.call_finished(self._call_id)
 
 
 def _header(headers: Mapping[str, str], name: str) -> str | None:
-    """A header by its lower-case name; the mapping may or may not ignore case."""
+    """A header by its lower-case name. A dict does not ignore case, as other mappings of headers do."""
     value = headers.get(name)
-    if value is None:
+    if value is None and isinstance(headers, dict):
         value = next((value for key, value in headers.items() if key.lower() == name), None)
     return value if isinstance(value, str) else None

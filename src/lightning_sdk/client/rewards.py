@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any, SupportsFloat
 
 from lightning_sdk.client import faults, runtime, scope
 from lightning_sdk.client.scope import CallHandle
+from lightning_sdk.ids import unfit
 
 if TYPE_CHECKING:
-    from lightning_sdk.records import Record, Reward
+    from lightning_sdk.records import Reward
 
 _UNBOUND = (
     "emit_reward() found no rollout: it was called outside any scope, and none has ended in this context; "
@@ -45,7 +46,8 @@ def emit_reward(
     Args:
         value: a number, or numbers by the name of their component; their sum is the reward.
         name: the component's name where `value` is a number. Default: "reward".
-        call: the call to reward instead: a handle from `last_call()`, or the id in a response.
+        call: the call to reward instead, of whichever rollout: a handle from `last_call()`, or the id in a
+            response.
         choice: which choice of that call, where it had several.
         rollout_id: the rollout to reward instead, from any process, also days later.
         reward_id: a later reward with the same id replaces this one.
@@ -73,6 +75,7 @@ def annotate(**values: Any) -> None:
     from lightning_sdk.client import journal
     from lightning_sdk.client.jsonable import object_to_json
     from lightning_sdk.client.redact import redact
+    from lightning_sdk.records import Note, Record
 
     with faults.guard("annotate"):
         active = runtime.active()
@@ -86,11 +89,7 @@ def annotate(**values: Any) -> None:
         note, redactions = redact(object_to_json(values), active.config.redact)
         if redactions:
             faults.count("redactions_in_notes", redactions)
-
-        def fill(record: Record) -> None:
-            record.note.values = note
-
-        journal.append(place, journal.unticked(), fill)
+        journal.append(place, journal.unticked(), Record(note=Note(values=note)))
 
 
 def last_call() -> CallHandle | None:
@@ -107,9 +106,9 @@ def _emit(
     rollout_id: str | None,
     reward_id: str | None,
 ) -> bool:
-    """Write the reward; False if it found no rollout."""
+    """Write the reward; False if it is for nothing."""
     from lightning_sdk.client import journal
-    from lightning_sdk.records import Reward
+    from lightning_sdk.records import Record, Reward
 
     reward = Reward(
         reward_id=reward_id or "",
@@ -129,51 +128,49 @@ def _emit(
         reward.call_id = place.last_call.call_id if place.last_call else ""
 
     wanted = rollout_id or (named.rollout_id if named else "")
-    if place is None or (wanted and wanted != place.rollout.rollout_id):
+    if place is None or ((wanted or call is not None) and wanted != place.rollout.rollout_id):
         return _emit_elsewhere(active, reward, named, wanted)
-
-    def fill(record: Record) -> None:
-        record.reward.CopyFrom(reward)
-        if named is not None:
-            record.scope_id = named.scope_id
-        elif call is not None or rollout_id is not None:
-            # The scope of a call that is named by the id in its response is known when it is read.
-            record.scope_id = ""
-
-    journal.append(place, journal.unticked(), fill)
+    scope_id = None
+    if named is not None:
+        scope_id = named.scope_id
+    elif rollout_id is not None:
+        scope_id = ""
+    journal.append(place, journal.unticked(), Record(reward=reward), scope_id)
     return True
 
 
 def _emit_elsewhere(
     active: runtime.Runtime, reward: Reward, named: CallHandle | None, rollout_id: str
 ) -> bool:
-    """Write a reward for a rollout that this code is not in, or for none; False for none.
+    """Write a reward for a rollout that this code is not in, for a call of who knows which, or for nothing.
 
-    Such a record is about a rollout, not part of it: its producer neither joins nor leaves.
+    Such a record is about a rollout, not part of it: its producer neither joins nor leaves. Which rollout a
+    call is of that was named by the id in its response is known when it is read: it may be anybody's.
+
+    Returns:
+        False if it is for nothing.
     """
     from lightning_sdk.client import journal
-    from lightning_sdk.records import Reward
+    from lightning_sdk.records import Record, Reward
 
-    if not rollout_id:
+    is_placed = bool(rollout_id) or reward.bound == Reward.BOUND_CALL
+    if not is_placed:
         reward.bound = Reward.BOUND_NONE
         faults.count("rewards_unbound")
-
-    def fill(record: Record) -> None:
-        record.rollout_id = rollout_id
-        if named is not None and named.rollout_id == rollout_id:
-            record.attempt = named.attempt
-            record.group_id = named.group_id
-            record.scope_id = named.scope_id
-        record.reward.CopyFrom(reward)
-
-    journal.append_outside(active, journal.unticked(), fill)
-    return bool(rollout_id)
+    record = Record(rollout_id=rollout_id, reward=reward)
+    if named is not None and named.rollout_id == rollout_id:
+        record.attempt = named.attempt
+        record.group_id = named.group_id
+        record.scope_id = named.scope_id
+    journal.append_outside(active, journal.unticked(), record)
+    return is_placed
 
 
 def _components(value: object, name: str | None) -> dict[str, float]:
     if not isinstance(value, Mapping):
         if name is not None and (not isinstance(name, str) or not name):
             raise ValueError(f"emit_reward(name={name!r}): expected a name that is not empty")
+        _check_text("name", name)
         return {name or "reward": _number(value, "")}
     if name is not None:
         raise ValueError(
@@ -187,7 +184,12 @@ def _components(value: object, name: str | None) -> dict[str, float]:
             raise ValueError(
                 f"emit_reward() got a component named {key!r}: expected a string that is not empty"
             )
+        _check_text("a component's name", key)
         components[key] = _number(component, f"[{key!r}]")
+    if not math.isfinite(sum(components.values())):
+        raise ValueError(
+            f"emit_reward({_short(value)}) has a sum that is not finite: expected a finite number"
+        )
     return components
 
 
@@ -205,11 +207,17 @@ def _number(value: object, where: str) -> float:
     return number
 
 
+def _check_text(name: str, text: str | None) -> None:
+    if text is not None and (reason := unfit(text)):
+        raise ValueError(f"emit_reward({name}={_short(text)}) {reason}")
+
+
 def _short(value: object) -> str:
     try:
         text = repr(value)
     except Exception:
         text = type(value).__name__
+    text = text.encode("ascii", "backslashreplace").decode()
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
@@ -220,6 +228,7 @@ def _check_places(
         raise ValueError(
             f"emit_reward(call={call!r}): expected a handle from last_call(), or the id in a response"
         )
+    _check_text("call", call if isinstance(call, str) else None)
     if choice is not None:
         if call is None:
             raise ValueError(f"emit_reward(choice={choice!r}) needs call=…: which call's choice it is")
@@ -228,3 +237,4 @@ def _check_places(
     for name, text in (("rollout_id", rollout_id), ("reward_id", reward_id)):
         if text is not None and (not isinstance(text, str) or not text):
             raise ValueError(f"emit_reward({name}={text!r}): expected a string that is not empty")
+        _check_text(name, text)

@@ -10,7 +10,7 @@ from typing import Any
 from lightning_sdk.client import faults, runtime, scope
 from lightning_sdk.client.otel import active_ids
 from lightning_sdk.errors import ConfigError
-from lightning_sdk.ids import new_id
+from lightning_sdk.ids import new_id, unfit
 
 
 def begin_rollout(
@@ -107,6 +107,8 @@ class rollout:  # noqa: N801 - used as a statement: `with rollout(task_id="7"):`
         for name, value in names.items():
             if value is not None and (not isinstance(value, str) or not value):
                 raise ConfigError(f"rollout({name}={value!r}): expected a string that is not empty")
+            if value is not None and (reason := unfit(value)):
+                raise ConfigError(f"rollout({name}={value[:80]!a}) {reason}")
         if metadata is not None and not isinstance(metadata, Mapping):
             raise ConfigError(
                 f"rollout(metadata=…) is a {type(metadata).__name__}: expected a mapping of names to values"

@@ -64,9 +64,13 @@ class Runtime:
         self.closed = False
         # Rollouts in which scopes are open here. Changes only under the journal's lock.
         self.joined: dict[Rollout, Membership] = {}
+        # The counters that are in a record; and what is counted for this producer. Under the journal's lock.
+        self.written_counters: dict[str, int] = {}
+        self._counted: dict[str, int] = {}
         # Set when the integrations are in place; the thread that puts them there does not wait for itself.
+        # No thread: it was lost in a fork.
         self.ready = threading.Event()
-        self._installer = threading.get_ident()
+        self._installer: int | None = threading.get_ident()
         self._memory = memory
         self._producer: Producer | None = None
         self._warned: set[str] = set()
@@ -75,6 +79,11 @@ class Runtime:
     def captured(self) -> bool:
         """Whether it is that of a `testing.capture()`."""
         return self._memory is not None
+
+    @property
+    def made_sink(self) -> Sink | None:
+        """Where its records go, if that is made already."""
+        return self._memory if self._memory is not None else self._producer
 
     def sink(self) -> Sink:
         """Where its records go. Only under the journal's lock.
@@ -103,10 +112,34 @@ class Runtime:
             self.ready.set()
 
     def wait_ready(self) -> None:
-        """Wait until the integrations are in place, so that no call slips by unseen. Bounded."""
-        if not self.ready.is_set() and threading.get_ident() != self._installer:
-            self.ready.wait(_READY_TIMEOUT_S)
+        """Wait until the integrations are in place, so that no call slips by unseen. Bounded, and counted."""
+        if self.ready.is_set() or threading.get_ident() == self._installer:
+            return
+        with _lock:
+            orphaned = self._installer is None
+            if orphaned:
+                self._installer = threading.get_ident()
+        if orphaned:
+            with faults.guard("integrations"):
+                self.install()
+        elif not self.ready.wait(_READY_TIMEOUT_S):
+            faults.count("integrations_late")
             self.ready.set()
+
+    def take_counters(self) -> dict[str, int]:
+        """All that was counted for its producer, by name, without zeros. Nobody else gets it too."""
+        faults.take(self._counted)
+        sent = self._producer.counters if self._producer is not None else {}
+        return {**self._counted, **{name: value for name, value in sent.items() if value}}
+
+    def after_fork_in_child(self) -> None:
+        """What the parent counted is the parent's; a thread that was installing has stayed there."""
+        self.written_counters = {}
+        self._counted = {}
+        if not self.ready.is_set():
+            self.ready = threading.Event()
+            if self._installer != threading.get_ident():
+                self._installer = None
 
     def flush(self, timeout_s: float | None) -> bool:
         """`Producer.flush`; True where nothing was written yet."""
@@ -114,7 +147,10 @@ class Runtime:
 
     def close(self, timeout_s: float) -> bool:
         """`Producer.close`; True where nothing was written yet."""
-        self.closed = True
+        from lightning_sdk.client import journal
+
+        with faults.guard("close"):
+            journal.close(self)
         return self._producer is None or self._producer.close(timeout_s)
 
     def warn_once(self, message: str) -> None:
@@ -136,6 +172,9 @@ _exit_hook_registered = False
 def _after_fork_in_child() -> None:
     global _lock
     _lock = threading.RLock()
+    for runtime in (_active, *_captures):
+        if runtime is not None:
+            runtime.after_fork_in_child()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
@@ -177,18 +216,8 @@ def init(
     Raises:
         ConfigError: a value cannot be used.
     """
-    config = load_config(
-        endpoint,
-        project=project,
-        home=home,
-        spool_dir=spool_dir,
-        integrations=integrations,
-        token=token,
-        redact=redact,
-        policy_endpoint=policy_endpoint,
-        run_id=run_id,
-        split=split,
-    )
+    # The parameters, and nothing else: this is the first line.
+    config = load_config(**locals())
     with _lock:
         before = _active
         if before is not None and before.config == config:
@@ -248,10 +277,18 @@ def is_capturing() -> bool:
     return bool(_captures)
 
 
+def configured() -> Runtime | None:
+    """What records where no capture is open."""
+    return _active
+
+
 def push_capture(runtime: Runtime) -> None:
-    """Open a capture: it receives all records until `pop_capture`."""
+    """Open a capture: it receives all records, and what is counted, until `pop_capture`."""
     global _captures
     with _lock:
+        before = _captures[-1] if _captures else _active
+        if before is not None:
+            before.take_counters()
         _captures = (*_captures, runtime)
 
 
@@ -259,6 +296,7 @@ def pop_capture(runtime: Runtime) -> None:
     """Close a capture."""
     global _captures
     with _lock:
+        runtime.take_counters()
         _captures = tuple(capture for capture in _captures if capture is not runtime)
 
 
@@ -338,7 +376,7 @@ def _retire(runtime: Runtime, timeout_s: float) -> None:
     from lightning_sdk.client import journal
 
     with faults.guard("replace"):
-        journal.leave_all(runtime)
+        journal.close(runtime, replaced=True)
         runtime.close(timeout_s)
 
 

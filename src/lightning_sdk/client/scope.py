@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from lightning_sdk.client.journal import Membership
-    from lightning_sdk.client.runtime import Runtime
+    from lightning_sdk.client.runtime import Runtime, Sink
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,7 @@ class Rollout:
         "attempt",
         "group_id",
         "membership",
+        "memberships",
         "open_scopes",
         "origin",
         "rollout_id",
@@ -74,8 +75,10 @@ class Rollout:
         self.run_id = run_id
         self.task_id = task_id
         self.split = split
-        # This process's part in it; both belong to journal.py and change only under its lock.
+        # This process's part in it, which belongs to journal.py and changes only under its lock: the
+        # membership that wrote last, that of each sink, and how many scopes are open.
         self.membership: Membership | None = None
+        self.memberships: dict[Sink, Membership] = {}
         self.open_scopes = 0
 
     def handle(self) -> RolloutHandle:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from urllib.parse import SplitResult, urlsplit
+
+from lightning_sdk.ids import unencodable
 
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
+# An agent calls few URLs many times.
+@functools.lru_cache(maxsize=64)
 def public_url(url: str) -> str:
     """`url` without user information, query and fragment; "" for what cannot be read as a URL."""
     try:
@@ -14,7 +19,8 @@ def public_url(url: str) -> str:
         host = parts.netloc.rpartition("@")[2]
     except ValueError:
         return ""
-    return parts._replace(netloc=host, query="", fragment="").geturl()
+    public = parts._replace(netloc=host, query="", fragment="").geturl()
+    return "" if unencodable(public) else public
 
 
 class UrlPrefix:
