@@ -166,7 +166,6 @@ _active: Runtime | None = None
 _unusable = False
 # Open captures, the innermost last. Replaced, never changed.
 _captures: tuple[Runtime, ...] = ()
-_exit_hook_registered = False
 
 
 def _after_fork_in_child() -> None:
@@ -362,13 +361,10 @@ def _start_implicitly() -> Runtime | None:
 
 def _activate(runtime: Runtime) -> None:
     """Make it the one of this process. Under the lock."""
-    global _active, _unusable, _exit_hook_registered
+    global _active, _unusable
 
     _active = runtime
     _unusable = False
-    if not _exit_hook_registered:
-        _exit_hook_registered = True
-        atexit.register(_close_at_exit)
 
 
 def _retire(runtime: Runtime, timeout_s: float) -> None:
@@ -380,6 +376,8 @@ def _retire(runtime: Runtime, timeout_s: float) -> None:
         runtime.close(timeout_s)
 
 
+# Registered by the import: hooks of the agent that were registered after that run before it, and may record.
+@atexit.register
 def _close_at_exit() -> None:
     runtime = _active
     if runtime is not None:
