@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from lightning_sdk.collector.adopt import Adopter, Adoption, adopt_spool
+from lightning_sdk.collector.adopt import Adopter, AdoptionReport, adopt_spool
 from lightning_sdk.collector.store.sqlite import SqliteStore
 from lightning_sdk.errors import StoreError
 from support.frames import Telling, whole_rollout
@@ -35,7 +36,7 @@ def spool(tmp_path: Path) -> Path:
 
 
 def test_no_spool_is_an_empty_one(spool: Path, store: SqliteStore) -> None:
-    assert adopt_spool(spool, store) == Adoption()
+    assert adopt_spool(spool, store) == AdoptionReport()
     assert not spool.exists()
 
 
@@ -43,7 +44,7 @@ def test_a_dead_owners_segments_are_adopted_and_deleted(spool: Path, store: Sqli
     telling = whole_rollout("a")
     write_segment(spool, telling.producer, telling.frames[:4])
     write_segment(spool, telling.producer, telling.frames[4:])
-    assert adopt_spool(spool, store) == Adoption(records=9, segments=2)
+    assert adopt_spool(spool, store) == AdoptionReport(records=9, segments=2)
     assert list(spool.iterdir()) == []
     assert store.high_water(telling.producer) == 9
 
@@ -53,12 +54,12 @@ def test_a_living_owners_segment_is_copied_and_left(spool: Path, store: SqliteSt
     path = write_segment(spool, telling.producer, telling.frames[:5])
     before = path.read_bytes()
     with living_owner(path) as descriptor:
-        assert adopt_spool(spool, store) == Adoption(records=5, living=1)
-        assert adopt_spool(spool, store) == Adoption(records=0, living=1)
+        assert adopt_spool(spool, store) == AdoptionReport(records=5, living=1)
+        assert adopt_spool(spool, store) == AdoptionReport(records=0, living=1)
         assert path.read_bytes() == before
         os.write(descriptor, file_frame(telling.frames[5].record))
-        assert adopt_spool(spool, store) == Adoption(records=1, living=1)
-    assert adopt_spool(spool, store) == Adoption(records=0, segments=1)
+        assert adopt_spool(spool, store) == AdoptionReport(records=1, living=1)
+    assert adopt_spool(spool, store) == AdoptionReport(records=0, segments=1)
     assert store.high_water(telling.producer) == 6
     assert store.stats().counters["duplicates"] == 0
 
@@ -72,10 +73,10 @@ def test_an_adopter_follows_a_living_owner(spool: Path, store: SqliteStore) -> N
         for frame in telling.frames[1:]:
             half = file_frame(frame.record)
             os.write(descriptor, half[:10])
-            assert adopter.adopt() == Adoption(living=1)
+            assert adopter.adopt() == AdoptionReport(living=1)
             os.write(descriptor, half[10:])
-            assert adopter.adopt() == Adoption(records=1, living=1)
-    assert adopter.adopt() == Adoption(segments=1)
+            assert adopter.adopt() == AdoptionReport(records=1, living=1)
+    assert adopter.adopt() == AdoptionReport(segments=1)
     adopter.close()
     assert store.high_water(telling.producer) == 9
 
@@ -84,10 +85,10 @@ def test_a_segment_that_is_owed_elsewhere_is_not_touched(spool: Path, store: Sql
     telling = whole_rollout("a")
     path = write_segment(spool, telling.producer, telling.frames, destination="grpc://host:1")
     before = path.read_bytes()
-    assert adopt_spool(spool, store) == Adoption(waiting={"grpc://host:1": 1})
+    assert adopt_spool(spool, store) == AdoptionReport(waiting={"grpc://host:1": 1})
     assert path.read_bytes() == before
     assert store.stats().counters["records"] == 0
-    assert adopt_spool(spool, store, destination="grpc://host:1") == Adoption(records=9, segments=1)
+    assert adopt_spool(spool, store, destination="grpc://host:1") == AdoptionReport(records=9, segments=1)
 
 
 def test_a_last_record_cut_short_is_told(spool: Path, store: SqliteStore) -> None:
@@ -124,8 +125,42 @@ def test_a_damaged_segment_is_adopted_up_to_the_damage_and_set_aside(spool: Path
     aside = path.with_name(path.name + ".damaged")
     assert aside.name in adoption.problems[0]
     assert aside.read_bytes() == before
-    assert adopt_spool(spool, store) == Adoption()
-    assert store.high_water(telling.producer) == 4
+    assert adopt_spool(spool, store) == AdoptionReport()
+    # A tombstone stands for what was lost, as where the segment is sent: what follows can be acknowledged.
+    assert store.high_water(telling.producer) == 5
+    assert store.stats().counters["lost"] == 1
+
+
+def test_a_damaged_segment_is_set_aside_even_where_an_earlier_one_is_missing(
+    spool: Path, store: SqliteStore
+) -> None:
+    telling = whole_rollout("a")
+    path = write_segment(spool, telling.producer, telling.frames[4:])
+    with path.open("ab") as file:
+        file.write(b"\xff" * 1000)
+    adoption = adopt_spool(spool, store)
+    assert (adoption.records, adoption.damaged) == (5, 1)
+    assert store.high_water(telling.producer) == 0
+
+
+def test_any_number_of_living_owners_is_followed_with_a_bounded_number_of_open_files(
+    spool: Path, store: SqliteStore
+) -> None:
+    def open_files() -> int:
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    adopter = Adopter(spool, store)
+    with ExitStack() as owners:
+        tellings = [whole_rollout(f"r{index}") for index in range(150)]
+        for telling in tellings:
+            path = write_segment(spool, telling.producer, telling.frames)
+            owners.enter_context(living_owner(path))
+        before = open_files()
+        for records in (150 * 9, 0):
+            assert adopter.adopt() == AdoptionReport(records=records, living=150)
+            assert open_files() - before <= 64
+    assert adopter.adopt() == AdoptionReport(segments=150)
+    adopter.close()
 
 
 @pytest.mark.parametrize(
@@ -149,4 +184,4 @@ def test_a_store_that_cannot_be_written_leaves_the_segment(spool: Path, store: S
     with full_disk(store), pytest.raises(StoreError):
         adopt_spool(spool, store)
     assert path.exists()
-    assert adopt_spool(spool, store) == Adoption(records=1, segments=1)
+    assert adopt_spool(spool, store) == AdoptionReport(records=1, segments=1)

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from lightning_sdk.client.segments import SegmentReader, list_segments
-from lightning_sdk.collector.adopt import DAMAGED_SUFFIX
+from lightning_sdk.client.segments import DAMAGED_SUFFIX, SegmentReader, list_segments
 from lightning_sdk.errors import SpoolError
 
 

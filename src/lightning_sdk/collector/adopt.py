@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from lightning_sdk._proto.ingest_pb2 import Frame
-from lightning_sdk.client.segments import SegmentReader, claim, list_segments
+from lightning_sdk.client.segments import RawFrame, SegmentReader, finish, list_segments
 from lightning_sdk.collector.store.base import Store
 from lightning_sdk.errors import SpoolError
 
-DAMAGED_SUFFIX: Final = ".damaged"
+# Segments of living owners that stay open from one pass to the next; others are read from their beginning.
+_MAX_OPEN: Final = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Adoption:
+class AdoptionReport:
     """What one pass over the spool did."""
 
     # Records that were not in the store before.
@@ -51,7 +52,7 @@ class Adopter:
         self._destination = destination
         self._readers: dict[Path, SegmentReader] = {}
 
-    def adopt(self) -> Adoption:
+    def adopt(self) -> AdoptionReport:
         """One pass.
 
         Raises:
@@ -74,7 +75,7 @@ class Adopter:
             self._readers.pop(path).close()
 
 
-def adopt_spool(spool: Path, store: Store, *, destination: str = "") -> Adoption:
+def adopt_spool(spool: Path, store: Store, *, destination: str = "") -> AdoptionReport:
     """Adopt what lies in the spool by now.
 
     Args:
@@ -105,8 +106,8 @@ class _Pass:
         self._waiting: Counter[str] = Counter()
         self._problems: list[str] = []
 
-    def result(self) -> Adoption:
-        return Adoption(
+    def result(self) -> AdoptionReport:
+        return AdoptionReport(
             records=self._records,
             waiting=dict(self._waiting),
             problems=tuple(self._problems),
@@ -125,67 +126,47 @@ class _Pass:
             if reader.header.destination != self._destination:
                 self._waiting[reader.header.destination] += 1
                 return
-            self._copy(reader)
-            with claim(path) as ours:
-                if ours:
-                    self._copy(reader)  # what its owner wrote before it died, after the first copy
-                    self._remove(path, reader)
-                else:
-                    self._found["living"] += 1
-                    keep = True
+            while frames := reader.read():
+                self._store_new(reader.header.producer, frames)
+            keep = not self._finish(reader)
         except SpoolError as error:
             self._unreadable(path, error)
         finally:
-            if keep:
+            if keep and len(self._readers) < _MAX_OPEN:
                 self._readers[path] = reader
             else:
                 reader.close()
 
-    def _copy(self, reader: SegmentReader) -> None:
-        """Store every record of the segment that the store does not have."""
-        producer = reader.header.producer
-        while frames := reader.read():
-            known = self._store.high_water(producer)
-            new = [
-                Frame(
-                    seq=frame.seq,
-                    checksum=frame.checksum,
-                    record=frame.record,
-                    lost_reason=frame.lost_reason,
-                )
-                for frame in frames
-                if frame.seq > known
-            ]
-            if new:
-                self._store.append(producer, new)
-                self._records += len(new)
+    def _store_new(self, producer: bytes, frames: Iterable[RawFrame]) -> None:
+        """Store what the store does not have yet."""
+        known = self._store.high_water(producer)
+        new = [
+            Frame(seq=frame.seq, checksum=frame.checksum, record=frame.record, lost_reason=frame.lost_reason)
+            for frame in frames
+            if frame.seq > known
+        ]
+        if new:
+            self._store.append(producer, new)
+            self._records += sum(not frame.lost_reason for frame in new)
 
-    def _remove(self, path: Path, reader: SegmentReader) -> None:
-        """Its owner is gone and all that can be read is stored: delete it, or set it aside.
-
-        Raises:
-            SpoolError: the directory does not allow it; the next pass tries again.
-        """
-        damaged = reader.damage is not None and not reader.torn
-        try:
-            if damaged:
-                path.rename(path.with_name(path.name + DAMAGED_SUFFIX))
-            else:
-                path.unlink()
-        except OSError as error:
-            raise SpoolError(
-                f"{path} was adopted but cannot be deleted ({error.strerror}): make its directory writable"
-            ) from None
-        self._found["damaged" if damaged else "segments"] += 1
-        if damaged:
-            self._problems.append(
-                f"{path.name} is damaged {reader.damage}: kept as {path.name}{DAMAGED_SUFFIX}"
-            )
+    def _finish(self, reader: SegmentReader) -> bool:
+        """Delete the segment or set it aside, with all of it stored; False if its owner lives."""
+        # What was read is stored, even where an earlier segment is missing and holds back the high water.
+        finished = finish(reader, reader.next_seq - 1)
+        while finished.rest:
+            self._store_new(reader.header.producer, finished.rest)
+            finished = finish(reader, finished.rest[-1].seq)
+        name = reader.path.name
+        if not finished.done:
+            self._found["living"] += 1
+            return False
+        self._found["damaged" if finished.aside else "segments"] += 1
+        if finished.aside:
+            self._problems.append(f"{name} is damaged {reader.damage}: kept as {finished.aside.name}")
         elif reader.torn:
             self._found["torn"] += 1
-            self._problems.append(
-                f"the last record of {path.name} was not written to its end ({reader.damage})"
-            )
+            self._problems.append(f"the last record of {name} was not written to its end ({reader.damage})")
+        return True
 
     def _unreadable(self, path: Path, error: SpoolError) -> None:
         if path.exists():  # else another process has adopted it meanwhile
