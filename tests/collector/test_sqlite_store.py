@@ -77,13 +77,19 @@ def test_a_database_of_another_program_is_refused(path: Path) -> None:
         SqliteStore(path)
 
 
-def test_a_newer_schema_is_refused_by_writer_and_reader(path: Path) -> None:
+@pytest.mark.parametrize(
+    ("version", "mend"),
+    [(SCHEMA_VERSION + 1, "upgrade agent-lightning-sdk"), (SCHEMA_VERSION - 1, "move it away")],
+)
+def test_another_schema_is_refused_by_writer_and_reader(path: Path, version: int, mend: str) -> None:
     SqliteStore(path).close()
     with sqlite3.connect(path) as connection:
-        connection.execute(f"PRAGMA user_version={SCHEMA_VERSION + 1}")
+        connection.execute(f"PRAGMA user_version={version}")
+    before = path.read_bytes()
     for open_it in (SqliteStore, SqliteReader):
-        with pytest.raises(StoreError, match=r"schema version 2.*upgrade agent-lightning-sdk"):
+        with pytest.raises(StoreError, match=rf"schema version {version}.*{mend}"):
             open_it(path)
+    assert path.read_bytes() == before
 
 
 def test_a_directory_that_cannot_be_written_is_refused(tmp_path: Path) -> None:

@@ -63,9 +63,10 @@ def _assemble_rollout(
     items = [item for item in rollout.items if item.record.attempt in (0, attempt)]
     items += [item for called, item in rollout.named_rewards if called in (0, attempt)]
     lineage = find_lineage(items)
-    ordered, left_out = without_repeats(order_records(items, lineage))
+    all_ordered = order_records(items, lineage)
+    frame = _read_frame(rollout_id, attempt, all_ordered)
+    ordered, left_out = without_repeats(all_ordered)
     left_out["duplicate_span"] += rollout.duplicate_spans
-    frame = _read_frame(rollout_id, attempt, ordered)
     actions, without_transition = _read_calls(ordered, tokens)
     scopes = decode_scopes(ordered)
     rewards = bind_rewards(ordered, actions, scopes)

@@ -35,7 +35,10 @@ class RecordReader(Protocol):
         """
 
     def read_rollouts(self, query: RolloutQuery) -> Iterator[SourcedRollout]:
-        """The same rollouts with all records of all attempts, oldest first; Tokens of its calls included.
+        """The same rollouts with all records of all attempts, oldest first.
+
+        Included are Tokens of its calls, and rewards that name one of them and no rollout. Left out are spans
+        that tell again of a call that one of our own clients recorded.
 
         Records come by start time, whatever the order in which they arrived.
 
@@ -44,13 +47,15 @@ class RecordReader(Protocol):
         """
 
     def stats(self) -> Stats:
-        """Counters since the store was made; each is there, even at 0.
+        """Counters since the store was made; each of its own is there, even at 0.
 
         records, tombstones, rollouts, producers: what is stored. duplicates: frames that were here already.
         integrity_errors: frames whose place another record holds. refused: frames that are no record, or
         not the one that their checksum tells. lost: frames whose record was gone before it could be sent.
         recovered: records that came after all for a place that held a tombstone. unbound: records of no
-        rollout, except Tokens.
+        rollout, except Tokens, Counters and rewards that were joined to one by the call that they name.
+        duplicate_spans: spans left out, since one of our own calls holds their ids. And "client.<name>": what
+        producers have counted themselves, the latest of each, summed; these are there where they are not 0.
 
         Raises:
             StoreError: the store cannot be read.

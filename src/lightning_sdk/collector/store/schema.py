@@ -10,7 +10,7 @@ from typing import Final
 from lightning_sdk.errors import StoreError
 from lightning_sdk.records import Record
 
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
 # "LSDK" in the file's header: this database is ours.
 _APPLICATION_ID: Final = 0x4C53444B
 _BUSY_TIMEOUT_S: Final = 10.0
@@ -28,6 +28,7 @@ COUNTERS: Final = (
     "lost",
     "recovered",
     "unbound",
+    "duplicate_spans",
 )
 # Kinds of records are stored as the field number of their body in records.proto.
 KINDS: Final[dict[str, int]] = {
@@ -51,8 +52,10 @@ CREATE TABLE records (
     rollout INTEGER REFERENCES rollouts,
     attempt INTEGER NOT NULL,
     kind INTEGER NOT NULL,
-    call_id TEXT,
+    call_id TEXT,          -- of a call, tool call or tokens
     endpoint_call_id TEXT,
+    response_id TEXT,
+    span BLOB,             -- of a call or an OTLP span: trace and span id
     order_ INTEGER NOT NULL,
     start_ns INTEGER NOT NULL,
     payload BLOB NOT NULL
@@ -61,6 +64,23 @@ CREATE UNIQUE INDEX records_by_place ON records (producer, seq);
 CREATE INDEX records_by_rollout ON records (rollout) WHERE rollout IS NOT NULL;
 CREATE INDEX records_by_call ON records (call_id) WHERE call_id IS NOT NULL;
 CREATE INDEX records_by_endpoint_call ON records (endpoint_call_id) WHERE endpoint_call_id IS NOT NULL;
+CREATE INDEX records_by_response ON records (response_id) WHERE response_id IS NOT NULL;
+CREATE INDEX records_by_span ON records (span) WHERE span IS NOT NULL;
+CREATE TABLE named_rewards (               -- rewards that name a call and no rollout
+    producer INTEGER NOT NULL REFERENCES producers,
+    seq INTEGER NOT NULL,
+    name TEXT NOT NULL,                    -- a call id, or else a response id
+    rollout INTEGER REFERENCES rollouts,   -- of that call; NULL while no call, or several rollouts, have the id
+    attempt INTEGER NOT NULL DEFAULT 0,    -- of that call
+    PRIMARY KEY (producer, seq)
+) WITHOUT ROWID;
+CREATE INDEX named_rewards_by_name ON named_rewards (name);
+CREATE INDEX named_rewards_by_rollout ON named_rewards (rollout) WHERE rollout IS NOT NULL;
+CREATE TABLE client_counters (             -- what each producer last said that it had counted
+    producer INTEGER PRIMARY KEY REFERENCES producers,
+    seq INTEGER NOT NULL,
+    counted TEXT NOT NULL                  -- JSON object
+);
 CREATE TABLE tombstones (
     producer INTEGER NOT NULL REFERENCES producers,
     seq INTEGER NOT NULL,
@@ -81,6 +101,7 @@ CREATE TABLE rollouts (
     end_ns INTEGER NOT NULL,
     outcome TEXT NOT NULL,
     root_agent TEXT NOT NULL,
+    root_start_ns INTEGER NOT NULL,
     calls INTEGER NOT NULL,
     tool_calls INTEGER NOT NULL,
     rewards INTEGER NOT NULL,
@@ -109,7 +130,7 @@ def open_writer(path: Path) -> sqlite3.Connection:
     """Open the database for its owner; make it where there is none (mode 0600).
 
     Raises:
-        StoreError: not a database, not ours, of a newer version, or not writable.
+        StoreError: not a database, not ours, of another version, or not writable.
     """
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
@@ -141,7 +162,7 @@ def open_reader(path: Path) -> sqlite3.Connection:
     """Open the database beside its owner. The connection cannot write.
 
     Raises:
-        StoreError: there is none, or it is none, not ours or of a newer version.
+        StoreError: there is none, or it is none, not ours or of another version.
     """
     if not path.exists():
         raise StoreError(
@@ -204,6 +225,11 @@ def _check(connection: sqlite3.Connection, path: Path) -> int:
         raise StoreError(
             f"the store {path} has schema version {version}, and this lightning_sdk knows versions up to "
             f"{SCHEMA_VERSION}: upgrade agent-lightning-sdk"
+        )
+    if version < SCHEMA_VERSION:
+        raise StoreError(
+            f"the store {path} has schema version {version}, from before the first release, and this "
+            f"lightning_sdk reads version {SCHEMA_VERSION}: move it away, and a new one is made"
         )
     return int(version)
 

@@ -28,7 +28,7 @@ class SqliteStore:
 
     Raises:
         StoreBusyError: another process owns it.
-        StoreError: it cannot be opened: not a database, another program's, of a newer version, not writable.
+        StoreError: it cannot be opened: not a database, another program's, of another version, not writable.
     """
 
     def __init__(self, path: Path) -> None:

@@ -9,35 +9,21 @@ from __future__ import annotations
 import sqlite3
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from operator import attrgetter
+from dataclasses import dataclass
 from typing import Any, Final
 
 from lightning_sdk._proto.ingest_pb2 import Ack, Frame
 from lightning_sdk.collector.store.admission import MAX_INT, Admitted, admit, check_producer
+from lightning_sdk.collector.store.client_counters import keep_client_counters
 from lightning_sdk.collector.store.schema import KINDS
-from lightning_sdk.collector.store.summary import RolloutState
+from lightning_sdk.collector.store.sqlite_joins import Joins
+from lightning_sdk.collector.store.sqlite_rollouts import TouchedRollouts
 from lightning_sdk.errors import WireError
-from lightning_sdk.records import Record
 
-_CALL: Final = KINDS["call"]
-# Only a producer that joined can have written these: where its Join is missing, something is lost.
-_MEMBERS_ONLY: Final = ", ".join(
-    str(KINDS[kind])
-    for kind in ("rollout_start", "rollout_end", "leave", "scope_start", "scope_end", "call", "tool_call")
-)
 _MAX_REASON_CHARACTERS: Final = 500
-
-_STATE_NAMES: Final = [field.name for field in fields(RolloutState)]
-_state_values: Final = attrgetter(*_STATE_NAMES)
-STATE_COLUMNS: Final = ", ".join(_STATE_NAMES)
-_SET_STATE: Final = ", ".join(f"{name} = ?" for name in _STATE_NAMES)
-_INSERT_ROLLOUT: Final = (
-    f"INSERT INTO rollouts ({STATE_COLUMNS}) VALUES ({', '.join('?' * len(_STATE_NAMES))})"
-)
 _INSERT_RECORD: Final = (
     "INSERT INTO records (producer, seq, checksum, rollout, attempt, kind, call_id, endpoint_call_id, "
-    "order_, start_ns, payload) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+    "response_id, span, order_, start_ns, payload) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
 
 
@@ -50,24 +36,16 @@ class _Source:
     highest: int
 
 
-@dataclass(slots=True)
-class _Touched:
-    """A rollout that this transaction adds to."""
-
-    no: int
-    state: RolloutState
-
-
 class AppendTransaction:
     """Between BEGIN and COMMIT, which are the caller's: any number of `append`, then `finish`."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
         self._sources: dict[bytes, _Source] = {}
-        self._rollouts: dict[str, _Touched] = {}
         self._rows: list[tuple[Any, ...]] = []
-        self._tokens_of: set[str] = set()
         self._counts: Counter[str] = Counter()
+        self._rollouts = TouchedRollouts(connection, self._counts)
+        self._joins = Joins(connection, self._rollouts, self._counts)
 
     def append(self, producer: bytes, frames: Sequence[Frame]) -> Ack:
         """Take one batch. See `Store.append_many`."""
@@ -94,18 +72,14 @@ class AppendTransaction:
     def finish(self) -> None:
         """Write what was gathered."""
         self._flush_rows()
-        self._touch_calls_of_tokens()
+        self._joins.settle()
+        self._rollouts.write()
         execute = self._connection.execute
         for source in self._sources.values():
             execute(
                 "UPDATE producers SET contiguous = ?, highest = ? WHERE no = ?",
                 (source.contiguous, source.highest, source.no),
             )
-        for touched in self._rollouts.values():
-            state = touched.state
-            state.revision += 1
-            state.complete = state.ended and self._all_left(touched)
-            execute(f"UPDATE rollouts SET {_SET_STATE} WHERE no = ?", (*_state_values(state), touched.no))
         for name, value in self._counts.items():
             execute("UPDATE counters SET value = value + ? WHERE name = ?", (value, name))
 
@@ -220,18 +194,19 @@ class AppendTransaction:
         self._counts["tombstones"] += 1
 
     def _store(self, source: _Source, frame: Frame, admitted: Admitted, data: bytes) -> None:
-        record, kind, call_id, endpoint_call_id = admitted
+        record, kind = admitted.record, admitted.kind
         rollout_no = None
-        if record.rollout_id:
-            touched = self._touch(record.rollout_id)
-            touched.state.apply(record)
+        if admitted.rollout_id:
+            touched = self._rollouts.touch(admitted.rollout_id)
+            self._rollouts.add(touched, record, record.attempt)
             rollout_no = touched.no
             if kind in ("join", "leave"):
-                self._note_participant(source, frame, record, rollout_no)
-        elif kind == "tokens":
-            self._tokens_of.add(call_id)
-        else:
+                self._rollouts.note_participant(touched, source.no, frame.seq, record)
+        elif kind == "counters":
+            keep_client_counters(self._connection, source.no, frame.seq, record.counters)
+        elif kind != "tokens" and not admitted.call_id:
             self._counts["unbound"] += 1
+        self._joins.note(source.no, frame.seq, admitted)
         self._counts["records"] += 1
         self._rows.append(
             (
@@ -241,8 +216,10 @@ class AppendTransaction:
                 rollout_no,
                 record.attempt,
                 KINDS[kind],
-                call_id or None,
-                endpoint_call_id or None,
+                (admitted.call_id or None) if kind != "reward" else None,
+                admitted.endpoint_call_id or None,
+                admitted.response_id or None,
+                admitted.span or None,
                 record.order,
                 record.start_ns,
                 data,
@@ -253,70 +230,6 @@ class AppendTransaction:
         if self._rows:
             self._connection.executemany(_INSERT_RECORD, self._rows)
             self._rows.clear()
-
-    def _touch(self, rollout_id: str) -> _Touched:
-        touched = self._rollouts.get(rollout_id)
-        if touched is None:
-            row = self._connection.execute(
-                f"SELECT no, {STATE_COLUMNS} FROM rollouts WHERE rollout_id = ?", (rollout_id,)
-            ).fetchone()
-            if row is None:
-                state = RolloutState(rollout_id)
-                cursor = self._connection.execute(_INSERT_ROLLOUT, _state_values(state))
-                self._counts["rollouts"] += 1
-                touched = _Touched(int(cursor.lastrowid or 0), state)
-            else:
-                touched = _Touched(row[0], RolloutState(*row[1:]))
-            self._rollouts[rollout_id] = touched
-        return touched
-
-    def _touch_calls_of_tokens(self) -> None:
-        """Tokens that came after their call belong to its rollout: its revision grows too."""
-        for call_id in self._tokens_of:
-            rows = self._connection.execute(
-                "SELECT rollout_id FROM rollouts WHERE no IN ("
-                "SELECT rollout FROM records WHERE call_id = ?1 AND kind = ?2 "
-                "UNION SELECT rollout FROM records WHERE endpoint_call_id = ?1 AND kind = ?2)",
-                (call_id, _CALL),
-            ).fetchall()
-            for (rollout_id,) in rows:
-                self._touch(rollout_id)
-
-    def _note_participant(self, source: _Source, frame: Frame, record: Record, rollout_no: int) -> None:
-        key = (rollout_no, record.attempt, source.no)
-        execute = self._connection.execute
-        execute("INSERT OR IGNORE INTO participants (rollout, attempt, producer) VALUES (?, ?, ?)", key)
-        where = "WHERE rollout = ? AND attempt = ? AND producer = ?"
-        if record.HasField("join"):
-            execute(f"UPDATE participants SET joined_seq = max(joined_seq, ?) {where}", (frame.seq, *key))
-            return
-        execute(
-            f"UPDATE participants SET left_count = ?, left_seq = ? {where} AND left_seq < ?",
-            (min(record.leave.count, MAX_INT), frame.seq, *key, frame.seq),
-        )
-
-    def _all_left(self, touched: _Touched) -> bool:
-        """Whether all producers that joined the latest attempt have left, with their records here.
-
-        As the assembly decides it.
-        """
-        of_attempt = (touched.no, touched.state.attempt)
-        (joined, waiting) = self._connection.execute(
-            "SELECT count(*), total(joined_seq = 0 OR left_seq < joined_seq OR left_count <> ("
-            "  SELECT count(*) FROM records WHERE rollout = ?1 AND attempt = ?2"
-            "  AND producer = participants.producer AND seq <= left_seq)) "
-            "FROM participants WHERE rollout = ?1 AND attempt = ?2",
-            of_attempt,
-        ).fetchone()
-        if waiting or not joined:
-            return False
-        stranger = self._connection.execute(
-            "SELECT 1 FROM records WHERE rollout = ?1 AND attempt = ?2 "
-            f"AND kind IN ({_MEMBERS_ONLY}) AND producer NOT IN "
-            "(SELECT producer FROM participants WHERE rollout = ?1 AND attempt = ?2) LIMIT 1",
-            of_attempt,
-        ).fetchone()
-        return stranger is None
 
 
 def read_high_water(connection: sqlite3.Connection, producer: bytes) -> int:

@@ -11,8 +11,9 @@ from typing import Any, Final
 
 from lightning_sdk._proto.read_pb2 import RolloutQuery, RolloutRecords, RolloutSummary, Stats
 from lightning_sdk.collector.store.base import SourcedRollout, to_sourced
+from lightning_sdk.collector.store.client_counters import sum_client_counters
 from lightning_sdk.collector.store.schema import KINDS, SCHEMA_VERSION, open_reader, store_error
-from lightning_sdk.collector.store.sqlite_append import STATE_COLUMNS
+from lightning_sdk.collector.store.sqlite_rollouts import STATE_COLUMNS
 from lightning_sdk.collector.store.summary import RolloutState
 
 _PAGE_ROLLOUTS: Final = 256
@@ -26,10 +27,15 @@ _RECORDS: Final = (
 )
 _TOKENS: Final = (
     "SELECT p.producer, t.seq, t.payload FROM records t JOIN producers p ON p.no = t.producer "
-    "WHERE t.kind = :tokens AND t.rollout IS NOT :no AND t.call_id IN ("
+    "WHERE t.kind = :tokens AND t.call_id IN ("
     "SELECT call_id FROM records WHERE rollout = :no AND kind = :call AND call_id IS NOT NULL "
     "UNION SELECT endpoint_call_id FROM records WHERE rollout = :no AND kind = :call "
     "AND endpoint_call_id IS NOT NULL) ORDER BY t.start_ns, t.order_, t.producer, t.seq"
+)
+_NAMED_REWARDS: Final = (
+    "SELECT p.producer, r.seq, r.payload FROM named_rewards n "
+    "JOIN records r ON r.producer = n.producer AND r.seq = n.seq JOIN producers p ON p.no = n.producer "
+    "WHERE n.rollout = ? ORDER BY r.start_ns, r.order_, r.producer, r.seq"
 )
 
 
@@ -75,6 +81,7 @@ class SqliteReader:
         with closing(open_reader(self._path)) as connection:
             try:
                 counters = dict(connection.execute("SELECT name, value FROM counters").fetchall())
+                counters.update(sum_client_counters(connection))
             except sqlite3.Error as error:
                 raise store_error(error, self._path, "read") from error
         return Stats(counters=counters, store=str(self._path), schema_version=SCHEMA_VERSION)
@@ -135,7 +142,11 @@ def _read_rollout(connection: sqlite3.Connection, no: int) -> RolloutRecords | N
             return None
         rollout = RolloutRecords(summary=RolloutState(*row).to_message())
         kinds = {"no": no, "call": KINDS["call"], "tokens": KINDS["tokens"]}
-        for cursor in (connection.execute(_RECORDS, (no,)), connection.execute(_TOKENS, kinds)):
+        for cursor in (
+            connection.execute(_RECORDS, (no,)),
+            connection.execute(_NAMED_REWARDS, (no,)),
+            connection.execute(_TOKENS, kinds),
+        ):
             for producer, seq, payload in cursor:
                 rollout.records.add(producer=producer, seq=seq, record=payload)
         return rollout

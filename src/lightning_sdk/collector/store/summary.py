@@ -6,21 +6,15 @@ from dataclasses import dataclass
 from typing import Final
 
 from lightning_sdk._proto.read_pb2 import RolloutSummary
-from lightning_sdk.records import Outcome, Record
+from lightning_sdk.mdp.frame import end_key, is_reward, start_key
+from lightning_sdk.records import Record
 
 RUNNING: Final = "running"
-# As the assembly names them.
-_OUTCOMES: Final[dict[int, str]] = {
-    Outcome.OUTCOME_OK: "succeeded",
-    Outcome.OUTCOME_CANCELLED: "cancelled",
-    Outcome.OUTCOME_CLOSED_EARLY: "cancelled",
-    Outcome.OUTCOME_ABANDONED: "cancelled",
-}
 
 
 @dataclass(slots=True)
 class RolloutState:
-    """The facts of a summary, of the latest attempt. Records of earlier ones only raise the revision."""
+    """The facts of a summary, of one attempt: the latest. Equal to what the assembly makes of the records."""
 
     rollout_id: str
     project: str = ""
@@ -28,11 +22,13 @@ class RolloutState:
     group_id: str = ""
     task_id: str = ""
     split: str = ""
-    attempt: int = 0
+    attempt: int = 1
     start_ns: int = 0
     end_ns: int = 0
     outcome: str = RUNNING
     root_agent: str = ""
+    # When the scope of root_agent began.
+    root_start_ns: int = 0
     calls: int = 0
     tool_calls: int = 0
     rewards: int = 0
@@ -46,17 +42,19 @@ class RolloutState:
         """Whether the rollout's end has arrived."""
         return self.outcome != RUNNING
 
-    def apply(self, record: Record) -> None:
-        """Take one more record into account, in any order of arrival."""
-        if record.attempt > self.attempt:
-            self._begin_attempt(record.attempt)
-        elif record.attempt and record.attempt < self.attempt:
-            return
-        if record.group_id and not self.group_id:
+    def apply(self, record: Record, *, again: bool = False) -> None:
+        """Take one more record of this attempt (or of none) into account, in any order of arrival.
+
+        Args:
+            record: one that was not applied before.
+            again: it tells of a call or tool call that another one told of, which is not counted twice.
+        """
+        if record.group_id and (not self.group_id or record.group_id < self.group_id):
             self.group_id = record.group_id
         if not self.started and record.start_ns and (not self.start_ns or record.start_ns < self.start_ns):
             self.start_ns = record.start_ns
-        self._apply_body(record)
+        if not again:
+            self._apply_body(record)
 
     def to_message(self) -> RolloutSummary:
         """As it crosses the wire."""
@@ -64,7 +62,7 @@ class RolloutState:
             rollout_id=self.rollout_id,
             project=self.project,
             run_id=self.run_id,
-            group_id=self.group_id,
+            group_id=self.group_id or self.rollout_id,
             task_id=self.task_id,
             split=self.split,
             attempt=self.attempt,
@@ -79,14 +77,6 @@ class RolloutState:
             revision=self.revision,
         )
 
-    def _begin_attempt(self, attempt: int) -> None:
-        self.attempt = attempt
-        self.start_ns = self.end_ns = 0
-        self.outcome = RUNNING
-        self.root_agent = ""
-        self.calls = self.tool_calls = self.rewards = 0
-        self.complete = self.started = False
-
     def _apply_body(self, record: Record) -> None:
         kind = record.WhichOneof("body")
         if kind == "call":
@@ -94,15 +84,32 @@ class RolloutState:
         elif kind == "tool_call":
             self.tool_calls += 1
         elif kind == "reward":
-            self.rewards += 1
+            self.rewards += is_reward(record)
         elif kind == "scope_start":
-            if not record.scope_start.parent_scope_id and not self.root_agent:
-                self.root_agent = record.scope_start.agent
+            self._apply_scope(record)
         elif kind == "rollout_start":
-            start = record.rollout_start
-            self.project, self.run_id = start.project, start.run_id
-            self.task_id, self.split = start.task_id, start.split
-            self.start_ns, self.started = record.start_ns, True
+            self._apply_start(record)
         elif kind == "rollout_end":
-            self.end_ns = record.end_ns
-            self.outcome = _OUTCOMES.get(record.rollout_end.outcome, "failed")
+            key = end_key(record)
+            if not self.ended or key > (self.end_ns, self.outcome):
+                self.end_ns, self.outcome = key
+
+    def _apply_scope(self, record: Record) -> None:
+        """The earliest outermost agent is the root."""
+        scope, key = record.scope_start, (record.start_ns, record.scope_start.agent)
+        if scope.parent_scope_id or not scope.agent:
+            return
+        if not self.root_agent or key < (self.root_start_ns, self.root_agent):
+            self.root_start_ns, self.root_agent = key
+
+    def _apply_start(self, record: Record) -> None:
+        key = start_key(record)
+        if not self.started or key < (
+            self.start_ns,
+            self.project,
+            self.run_id,
+            self.task_id,
+            self.split,
+        ):
+            self.start_ns, self.project, self.run_id, self.task_id, self.split = key
+            self.started = True
