@@ -141,9 +141,9 @@ def assert_the_agents_rollout_is_there(tmp_path: Path, **changes: str) -> None:
         "        └── #2 tiny  4 → 2 tokens  stop  TIME",
         "              user: Is 84 right?",
         "              reply: yes",
-        "              reward +0.75  (correct 1, brevity -0.25)  bound by scope in solve",
+        "              reward +0.75 (correct 1, brevity -0.25)  bound by scope in solve",
         "",
-        "3 calls · 1 tool · 12 → 5 tokens · return 0.75 · succeeded · TIME · complete",
+        "3 calls · 1 tool · 12 → 5 tokens · return 0.75 · succeeded · complete",
         "text only: no_token_ids 3",
     ]
     sums = json.loads(lsdk("stats", "--json", **changes))
@@ -163,7 +163,7 @@ def assert_the_agents_rollout_is_there(tmp_path: Path, **changes: str) -> None:
 
 def without_ids_and_times(shown: str) -> list[str]:
     shown = re.sub(r"(ro_)?[0-9a-f]{32}|(?<=run )[0-9a-f]{8}", "ID", shown)
-    shown = re.sub(r"\b\d+ms|\b\d+\.\d\ds", "TIME", shown)
+    shown = re.sub(r"<1ms|\b\d+ms|\b\d+\.\d\ds", "TIME", shown)
     return re.sub(r"started .*", "started THEN", shown).splitlines()
 
 

@@ -98,7 +98,7 @@ def test_a_rollout_reads_from_top_to_bottom() -> None:
         "task math-17  project default  run aaaaaaaa  started 2001-09-09 01:46:40\n"
         'metadata {"difficulty": "hard"}\n'
         "└── solve  2.00s\n"
-        "    ├── #0 tiny-model  1,812 → 45 tokens  tool_calls  100ms  policy version 3\n"
+        "    ├── #0 tiny-model  1,812 → 45 tokens  tool_calls  100ms  version 3\n"
         "    │     user: What is 12 * 7? Use the calculator and answer with nothing but …\n"
         '    │     calls: calculate({"expression": "12 * 7"})\n'
         '    ├── tool calculate(expression="12 * 7")  3ms\n'
@@ -106,14 +106,14 @@ def test_a_rollout_reads_from_top_to_bottom() -> None:
         "    ├── #1 tiny-model  78 → 16 tokens  stop  390ms\n"
         "    │     tool: 84\n"
         "    │     reply: 84\n"
-        "    │     reward +1  (correct 1, brevity 0)  bound by scope in solve\n"
+        "    │     reward +1 (correct 1, brevity 0)  bound by scope in solve\n"
         "    └── critic  800ms\n"
         "        └── #2 tiny-model  stop  190ms\n"
         "              user: What is 12 * 7?\n"
         "              reply: 84\n"
         "              reward -0.5  bound by call in critic\n"
         "\n"
-        "3 calls · 1 tool · 1,890 → 61 tokens · return 0.5 · succeeded · 2.00s · complete\n"
+        "3 calls · 1 tool · 1,890 → 61 tokens · return 0.5 · succeeded · complete\n"
     )
 
 
@@ -158,16 +158,17 @@ def test_what_went_wrong_says_so() -> None:
         "task math-17  project default  run aaaaaaaa  started 2001-09-09 01:46:40\n"
         "error: ValueError: the judge said no\n"
         "└── solve  -  not ended\n"
-        "    ├── #0 tiny-model  100ms  3 attempts  error: RateLimitError: slow down\n"
+        "    ├── #0 tiny-model  100ms  3 attempts\n"
         "    │     user: What is 12 * 7?\n"
-        "    │     unusable: error\n"
+        "    │     error: RateLimitError: slow down\n"
         "    ├── #1 tiny-model  stop  100ms  order by clock\n"
         "    │     user: What is 12 * 7?\n"
         "    │     reply:\n"
         "    │     unusable: empty_response\n"
-        "    └── tool search(q=\"tea\")  3ms  error: KeyError: 'q'\n"
+        '    └── tool search(q="tea")  3ms\n'
+        "          error: KeyError: 'q'\n"
         "\n"
-        "2 calls · 1 tool · tokens unknown · return - · failed · - · incomplete\n"
+        "2 calls · 1 tool · tokens unknown · return - · failed · incomplete\n"
         "unusable: empty_response 1, error 1\n"
         "calls that are no decision: embedding 2\n"
     )
@@ -238,7 +239,43 @@ def test_text_cannot_act_on_the_terminal() -> None:
         full=True,
     )
     assert not {"\x1b", "\x07", "\u202e", "\r", "\x9b"} & set(text)
+    assert "a\\x1b[2J\\x07b\\u202ec" in text
     assert "[bold]d[/bold] :boom:" in text
+
+
+def test_the_end_of_a_tools_line_is_seen_however_long_its_arguments_are() -> None:
+    long = {"query": "tea " * 40}
+    text = drawn(
+        episode(
+            tools=[
+                tool("search", arguments=long, result=1),
+                tool("search", arguments=long, outcome="cancelled", start_ns=at(300), end_ns=at(1300)),
+                tool("search", arguments=long, outcome="error", error="E: no", start_ns=at(400)),
+            ]
+        ),
+        width=60,
+    )
+    assert text.splitlines()[3:9] == [
+        '├── tool search(query="tea tea tea tea tea tea tea te…)  3ms',
+        "│     result: 1",
+        '├── tool search(query="tea tea tea tea t…)  1.00s  cancelled',
+        '└── tool search(query="tea tea tea tea tea tea tea t…)  <1ms',
+        "      error: E: no",
+        "",
+    ]
+
+
+def test_long_metadata_and_errors_take_one_line_unless_all_is_asked_for() -> None:
+    long = episode(outcome="failed", error="ValueError: " + "no " * 60, metadata={"note": "word " * 60})
+    assert len(drawn(long).splitlines()) == 6
+    full = " ".join(drawn(long, full=True).split())
+    assert "no " * 59 + "no" in full
+    assert "word " * 59 + "word" in full
+
+
+def test_a_reward_of_one_named_component_is_said_once() -> None:
+    text = drawn(episode(rewards=[reward(0.7, components={"critic": 0.7}, call_id=None, scope_id=None)]))
+    assert "reward +0.7 (critic)  bound by scope\n" in text
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,9 @@ from typing import Any, Final, TypeVar
 
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.segment import Segment, Segments
+
+from lightning_sdk.cli import wording
 
 T = TypeVar("T")
 
@@ -25,27 +28,38 @@ def width(*, table: bool = False) -> int:
     return Console().width
 
 
-def show(*renderables: RenderableType, table: bool = False) -> None:
+def show(*renderables: RenderableType, table: bool = False, error: bool = False) -> None:
     """Print data, coloured for a terminal and plain for a pipe, without blanks at the ends of lines.
+
+    No text in it can act on the terminal, whoever wrote it.
 
     Args:
         renderables: printed one below the other.
         table: see `width`.
+        error: to stderr.
     """
-    console = Console(highlight=False, markup=False, emoji=False, width=width(table=table))
+    console = _console(error=error, width=width(table=table))
     with console.capture() as captured:
         for renderable in renderables:
-            console.print(renderable)
-    for line in captured.get().splitlines():
+            # Texts from records were made printable before they were laid out. This is for the one forgotten.
+            safe = [Segment(wording.printable(each.text), each.style) for each in console.render(renderable)]
+            console.print(Segments(safe), end="")
+    stream = sys.stderr if error else sys.stdout
+    for line in captured.get().split("\n")[:-1]:
         # Not by click.echo, which would replace what an ASCII stream cannot show.
-        sys.stdout.write(f"{line.rstrip()}\n")
+        stream.write(f"{line.rstrip()}\n")
 
 
 def remark(text: str) -> None:
     """Tell a person something beside the data. Says nothing when stderr is no terminal."""
-    console = Console(stderr=True, highlight=False, markup=False, emoji=False)
+    console = _console(error=True)
     if console.is_terminal:
-        console.print(text, style="dim")
+        console.print(wording.printable(text), style="dim")
+
+
+def _console(*, error: bool, width: int | None = None) -> Console:
+    """A console that takes text as it is: no markup, no emoji codes, no guessing at colours."""
+    return Console(stderr=error, highlight=False, markup=False, emoji=False, width=width)
 
 
 def print_json(value: Any) -> None:
@@ -55,7 +69,7 @@ def print_json(value: Any) -> None:
 
 def counted(items: Iterable[T], description: str, total: int | None = None) -> Iterator[T]:
     """Pass `items` on; where stderr is a terminal, a progress bar counts them there and then disappears."""
-    console = Console(stderr=True, highlight=False, markup=False, emoji=False)
+    console = _console(error=True)
     if not console.is_terminal:
         yield from items
         return

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.padding import Padding
 from rich.text import Text
 from rich.tree import Tree
@@ -24,6 +24,10 @@ _BOUND: Final[Mapping[str, str]] = {
     "rollout": "bound by rollout id",
     "none": "unbound",
 }
+
+
+# Cells that are left of arguments in the narrowest terminal.
+_LEAST_MIDDLE: Final = 8
 
 
 @dataclass(frozen=True)
@@ -52,17 +56,17 @@ def render_episode(episode: Episode, calls: Mapping[str, CallView], *, full: boo
     Args:
         episode: what to draw.
         calls: its calls by id, for what transitions do not say: errors, attempts, the provider's usage.
-        full: whole messages, arguments and results instead of one line each.
+        full: whole messages, arguments, results, errors and metadata instead of one line each.
     """
     view = _View(episode, calls, full)
     _arrange(view)
-    tree = Tree(_header(episode), guide_style="dim", highlight=False)
+    tree = Tree(_header(episode, full=full), guide_style="dim", highlight=False)
     _grow(view, tree, None)
     return Group(tree, Text(), totals(episode, calls))
 
 
 def totals(episode: Episode, calls: Mapping[str, CallView]) -> Text:
-    """The last line: counts, tokens, return, outcome, duration, completeness; and why calls are of no use."""
+    """The last line: counts, tokens, return, outcome, completeness; and why calls are of no use."""
     prompt, response = episode_tokens(episode, calls)
     parts = [
         wording.count(len({each.call_id for each in episode.transitions}), "call"),
@@ -70,7 +74,6 @@ def totals(episode: Episode, calls: Mapping[str, CallView]) -> Text:
         _amounts(prompt, response) or "tokens unknown",
         f"return {wording.number(episode.return_)}",
         episode.outcome,
-        wording.duration(episode.start_ns, episode.end_ns),
         "complete" if episode.complete else "incomplete",
     ]
     text = Text(" · ".join(parts), style="bold")
@@ -109,7 +112,8 @@ def _arrange(view: _View) -> None:
         view.children[scope_id if scope_id in known else None].append(node)
 
     for scope in episode.scopes:
-        place(scope.parent_scope_id, _Node(scope.start_ns, _scope_label(scope), scope.scope_id))
+        label = _scope_label(scope, full=view.full)
+        place(scope.parent_scope_id, _Node(scope.start_ns, label, scope.scope_id))
     latest_ns = 0
     for call_id, group in by_call(episode):
         choices = list(group)
@@ -129,8 +133,8 @@ def _grow(view: _View, tree: Tree, scope_id: str | None) -> None:
             _grow(view, branch, node.scope_id)
 
 
-def _header(episode: Episode) -> RenderableType:
-    first = _line(("rollout ", ""), (episode.rollout_id or "-", "bold"), ("  ", ""))
+def _header(episode: Episode, *, full: bool) -> RenderableType:
+    first = _line(("rollout ", ""), (wording.one_line(episode.rollout_id or "-"), "bold"), ("  ", ""))
     first.append(episode.outcome, style=wording.OUTCOME_STYLES.get(episode.outcome, ""))
     first.append(f"  {wording.duration(episode.start_ns, episode.end_ns)}", style="dim")
     facts = {
@@ -142,21 +146,21 @@ def _header(episode: Episode) -> RenderableType:
         "started": wording.moment(episode.start_ns),
     }
     second = "  ".join(f"{name} {wording.one_line(str(value))}" for name, value in facts.items() if value)
-    lines = [first, _line((second, "dim"))]
+    # These wrap where the terminal is narrow: none of them is long, and each is asked for.
+    lines: list[RenderableType] = [first, Text(second, style="dim")]
     if episode.metadata:
-        lines.append(
-            _line((f"metadata {wording.one_line(wording.compact_json(dict(episode.metadata)))}", "dim"))
-        )
+        metadata = f"metadata {wording.compact_json(dict(episode.metadata))}"
+        lines.append(_free_text(metadata, "dim", full=full))
     if episode.error:
-        lines.append(_line((f"error: {wording.one_line(episode.error)}", "red")))
+        lines.append(_free_text(f"error: {episode.error}", "red", full=full))
     return Group(*lines)
 
 
-def _scope_label(scope: ScopeSpan) -> RenderableType:
-    text = _line((wording.one_line(scope.agent), "bold magenta"))
-    text.append(f"  {wording.duration(scope.start_ns, scope.end_ns)}", style="dim")
-    _append_outcome(text, scope.outcome, scope.error)
-    return text
+def _scope_label(scope: ScopeSpan, *, full: bool) -> RenderableType:
+    title = _line((wording.one_line(scope.agent), "bold magenta"))
+    title.append(f"  {wording.duration(scope.start_ns, scope.end_ns)}", style="dim")
+    title.append_text(_outcome_mark(scope.outcome, scope.error))
+    return Group(title, *map(_below, _error_lines(scope.outcome, scope.error, full=full)))
 
 
 def _call_label(view: _View, choices: Sequence[Transition], rewards: Sequence[RewardEvent]) -> RenderableType:
@@ -170,18 +174,20 @@ def _call_label(view: _View, choices: Sequence[Transition], rewards: Sequence[Re
         title.append(f"  {wording.one_line(str(first.action['finish_reason']))}")
     title.append(f"  {wording.duration(first.start_ns, first.end_ns)}", style="dim")
     if first.policy_version is not None:
-        title.append(f"  policy version {first.policy_version}", style="dim")
+        title.append(f"  version {first.policy_version}", style="dim")
     if first.order == "clock":
         title.append("  order by clock", style="dim")
     if call is not None:
         if call.attempts > 1:
             title.append(f"  {call.attempts} attempts", style="yellow")
-        _append_outcome(title, call.outcome, call.error)
+        title.append_text(_outcome_mark(call.outcome, call.error))
     below: list[RenderableType] = list(
         _message_lines(_new_messages(first.observation, full=view.full), view.full)
     )
     for choice in choices:
         below += _choice_lines(choice, numbered=len(choices) > 1, full=view.full)
+    if call is not None:
+        below += _error_lines(call.outcome, call.error, full=view.full)
     below += [_reward_label(reward, view.episode) for reward in rewards]
     return Group(title, *map(_below, below))
 
@@ -225,37 +231,34 @@ def _choice_lines(choice: Transition, *, numbered: bool, full: bool) -> Iterator
             yield _said(name, content, full=full)
         for request in requests:
             yield _said(f"{name}, calls" if numbered else "calls", wording.tool_request(request), full=full)
-    # That there are no token ids is no news at each call; the totals tell.
-    if choice.drop_reason not in (None, "no_token_ids"):
+    # That there are no token ids is no news at each call, and an error has a line of its own; the totals tell.
+    if choice.drop_reason not in (None, "no_token_ids", "error"):
         use = "text only" if choice.drop_reason in TEXT_ONLY else "unusable"
         which = f"{name} is {use}" if numbered else use
         yield _line((f"{which}: {choice.drop_reason}", "yellow"))
 
 
 def _tool_label(tool: ToolEvent, *, full: bool) -> RenderableType:
-    title = _line(("tool ", ""), (wording.one_line(tool.name), "bold blue"))
-    duration = f"  {wording.duration(tool.start_ns, tool.end_ns)}"
+    name = _line(("tool ", ""), (wording.one_line(tool.name), "bold blue"))
+    end = _line(("" if full else ")", ""), (f"  {wording.duration(tool.start_ns, tool.end_ns)}", "dim"))
+    end.append_text(_outcome_mark(tool.outcome, tool.error))
     given = wording.arguments(tool.arguments)
-    result = wording.compact_json(tool.result)
-    if full:
-        title.append(duration, style="dim")
-        _append_outcome(title, tool.outcome, tool.error)
-        lines = [title, _below(_said("arguments", given, full=True))]
-        if tool.outcome == "ok":
-            lines.append(_below(_said("result", result, full=True)))
-        return Group(*lines)
-    title.append(f"({wording.one_line(given)})")
-    title.append(duration, style="dim")
-    _append_outcome(title, tool.outcome, tool.error)
-    return Group(title, _below(_said("result", result, full=False))) if tool.outcome == "ok" else title
+    below: list[RenderableType] = [_said("arguments", given, full=True)] if full else []
+    if tool.outcome == "ok":
+        below.append(_said("result", wording.compact_json(tool.result), full=full))
+    below += _error_lines(tool.outcome, tool.error, full=full)
+    title = name.append_text(end) if full else _Fitted(name.append("("), wording.one_line(given), end)
+    return Group(title, *map(_below, below))
 
 
 def _reward_label(reward: RewardEvent, episode: Episode) -> RenderableType:
     sign = "green" if reward.value > 0 else "red" if reward.value < 0 else ""
     text = _line((f"reward {reward.value:+.4g}", f"bold {sign}"))
-    named = [f"{wording.one_line(name)} {value:.4g}" for name, value in reward.components.items() if name]
-    if named:
-        text.append(f"  ({', '.join(named)})")
+    named = {wording.one_line(name): value for name, value in reward.components.items() if name}
+    if len(named) == len(reward.components) == 1:
+        text.append(f" ({next(iter(named))})")
+    elif named:
+        text.append(f" ({', '.join(f'{name} {value:.4g}' for name, value in named.items())})")
     if reward.replaced:
         text.append("  replaced by a later one", style="yellow")
     text.append(f"  {_BOUND[reward.bound]}", style="dim")
@@ -265,13 +268,19 @@ def _reward_label(reward: RewardEvent, episode: Episode) -> RenderableType:
     return text
 
 
-def _append_outcome(text: Text, outcome: str | None, error: str | None) -> None:
+def _outcome_mark(outcome: str | None, error: str | None) -> Text:
+    """What a title says of an end that was not good; nothing where an error says it below."""
     if outcome is None:
-        text.append("  not ended", style="yellow")
-    elif outcome != "ok":
-        text.append(f"  {outcome.replace('_', ' ')}", style="red" if outcome == "error" else "yellow")
-        if error:
-            text.append(f": {wording.one_line(error)}", style="red")
+        return Text("  not ended", style="yellow")
+    if outcome == "ok" or (outcome == "error" and error):
+        return Text()
+    return Text(f"  {outcome.replace('_', ' ')}", style="red" if outcome == "error" else "yellow")
+
+
+def _error_lines(outcome: str | None, error: str | None, *, full: bool) -> Iterator[RenderableType]:
+    """The error on a line of its own, where no title cuts it."""
+    if error and outcome != "ok":
+        yield _free_text(f"error: {error}", "red", full=full)
 
 
 def _said(who: str, what: str, *, full: bool) -> RenderableType:
@@ -281,6 +290,27 @@ def _said(who: str, what: str, *, full: bool) -> RenderableType:
     text.append(f"{who}: ", style="dim")
     text.append(wording.printable(what))
     return text
+
+
+def _free_text(text: str, style: str, *, full: bool) -> RenderableType:
+    if full:
+        return Text(wording.printable(text), style=style, overflow="fold")
+    return _line((wording.one_line(text), style))
+
+
+@dataclass(frozen=True)
+class _Fitted:
+    """A line of which the middle is cut where the whole is too wide, so that its end is always seen."""
+
+    start: Text
+    middle: str
+    end: Text
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        room = options.max_width - self.start.cell_len - self.end.cell_len
+        middle = Text(self.middle)
+        middle.truncate(max(room, _LEAST_MIDDLE), overflow="ellipsis")
+        yield Text.assemble(self.start, middle, self.end, no_wrap=True, overflow="ellipsis")
 
 
 def _below(line: RenderableType) -> RenderableType:

@@ -1,7 +1,8 @@
 """`lsdk`: the table of commands, and what every command has in common.
 
-Exit codes: 0 done, 1 failed, 2 misuse or an error with a known cause (one line on stderr), 130 interrupted,
-141 the reader of our output went away.
+Exit codes: 0 done, 1 failed, 2 misuse or an error with a known cause (one line on stderr), 130 interrupted
+(Ctrl-C), 141 the reader of our output went away. `collect` and `serve` run until they are interrupted, so once
+they listen, that is their end and gives 0.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import codecs
 import difflib
 import importlib
 import io
+import logging
 import os
 import signal
 import sys
@@ -19,6 +21,7 @@ from typing import Any, Final
 
 import click
 
+from lightning_sdk.cli import wording
 from lightning_sdk.cli.example import example
 from lightning_sdk.errors import LightningError
 from lightning_sdk.version import DISTRIBUTION, version
@@ -105,6 +108,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code.
     """
     _make_output_total()
+    _log_safely()
     arguments = sys.argv[1:] if argv is None else list(argv)
     try:
         result = lsdk.main(arguments, prog_name="lsdk", standalone_mode=False)
@@ -118,13 +122,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except LightningError as error:
         return _fail(str(error))
     except Exception:
-        traceback.print_exc()
+        sys.stderr.write(wording.printable(traceback.format_exc()))
         return FAILED
     return result if isinstance(result, int) else 0
 
 
 def _fail(sentence: str) -> int:
-    sys.stderr.write(f"lsdk: {' '.join(sentence.split())}\n")
+    sys.stderr.write(f"lsdk: {wording.one_line(sentence)}\n")
     return MISUSE
 
 
@@ -155,6 +159,21 @@ def _make_output_total() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="lsdk.plain")
+
+
+class _SafeFormatter(logging.Formatter):
+    """Log lines quote what others sent."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return f"lsdk: {wording.printable(super().format(record))}"
+
+
+def _log_safely() -> None:
+    """Warnings go to stderr as they would by themselves, but cannot act on the terminal."""
+    if not logging.root.handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(_SafeFormatter())
+        logging.root.addHandler(handler)
 
 
 def _discard_output() -> None:

@@ -46,11 +46,11 @@ class Loaded:
 
 
 def load(reader: Reader, query: RolloutQuery) -> Iterator[Loaded]:
-    """Rollouts, each with the episode of its final attempt, oldest first, one at a time."""
+    """Rollouts with their episodes, oldest first, one at a time."""
     for summary, records in reader.read_rollouts(query):
-        attempts = [each for each in assemble(records) if each.rollout_id == summary.rollout_id]
-        if attempts:
-            yield Loaded(summary, records, max(attempts, key=lambda episode: episode.attempt))
+        for episode in assemble(records):
+            if episode.rollout_id == summary.rollout_id:
+                yield Loaded(summary, records, episode)
 
 
 def call_views(records: Sequence[SourcedRecord]) -> dict[str, CallView]:

@@ -2,26 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from datetime import datetime
-from typing import Any, Final
-
 import click
-from rich.table import Table
-from rich.text import Text
 
-from lightning_sdk._proto.read_pb2 import RolloutQuery, RolloutSummary
-from lightning_sdk.cli import wording
-from lightning_sdk.cli.console import print_json, remark, show, width
+from lightning_sdk._proto.read_pb2 import RolloutQuery
+from lightning_sdk.cli.console import print_json, remark, show
 from lightning_sdk.cli.example import example
-from lightning_sdk.cli.reading import Source, filter_options, json_option, load, source_options
-from lightning_sdk.collector.reader import Reader
-from lightning_sdk.mdp import Episode
-
-# Rollouts assembled at a time: bounds what is held and the length of one query.
-_BATCH: Final = 50
-# From this width on columns stand two spaces apart.
-_ROOMY: Final = 100
+from lightning_sdk.cli.listing import list_rows, rollout_table
+from lightning_sdk.cli.reading import Source, filter_options, json_option, source_options
 
 
 @click.command(
@@ -36,86 +23,25 @@ _ROOMY: Final = 100
 )
 @json_option
 def command(source: Source, query: RolloutQuery, limit: int, as_json: bool) -> None:
-    """List rollouts, newest first."""
+    """List rollouts, newest first.
+
+    The first column is what `lsdk show` takes.
+    """
     # One more than shown tells whether there are more.
     query.limit = limit + 1 if limit else 0
     with source.reader() as reader:
         summaries = list(reader.list_rollouts(query))
         shown = summaries[:limit] if limit else summaries
-        rows = _rows(reader, shown)
+        rows = list_rows(reader, shown)
     if as_json:
         print_json(rows)
         return
     if not rows:
         remark(_nothing(source, query))
         return
-    show(_table(rows, gap=2 if width(table=True) >= _ROOMY else 1), table=True)
+    show(rollout_table(rows), table=True)
     if len(summaries) > len(shown):
         remark(f"The newest {len(shown)}; --limit 0 shows all.")
-
-
-def _rows(reader: Reader, summaries: Sequence[RolloutSummary]) -> Sequence[dict[str, Any]]:
-    rows: list[dict[str, Any]] = []
-    for start in range(0, len(summaries), _BATCH):
-        batch = summaries[start : start + _BATCH]
-        query = RolloutQuery(rollout_id_prefixes=[summary.rollout_id for summary in batch])
-        episodes = {loaded.summary.rollout_id: loaded.episode for loaded in load(reader, query)}
-        rows += [_row(summary, episodes.get(summary.rollout_id)) for summary in batch]
-    return rows
-
-
-def _row(summary: RolloutSummary, episode: Episode | None) -> dict[str, Any]:
-    return {
-        "rollout_id": summary.rollout_id,
-        "project": summary.project,
-        "run_id": summary.run_id,
-        "group_id": summary.group_id,
-        "task_id": summary.task_id or None,
-        "split": summary.split or None,
-        "attempt": summary.attempt,
-        "agent": summary.root_agent or None,
-        "outcome": episode.outcome if episode else summary.outcome,
-        "calls": summary.calls,
-        "tool_calls": summary.tool_calls,
-        "rewards": summary.rewards,
-        "return": episode.return_ if episode else None,
-        "complete": episode.complete if episode else summary.complete,
-        "start_ns": summary.start_ns,
-        "end_ns": summary.end_ns or None,
-        "revision": summary.revision,
-    }
-
-
-def _table(rows: Sequence[Mapping[str, Any]], *, gap: int) -> Table:
-    table = Table(box=None, padding=(0, gap, 0, 0), pad_edge=False, header_style="bold")
-    table.add_column("rollout", no_wrap=True)
-    # Only these two may be cut: rich takes room from columns that may wrap, and their cells do not.
-    table.add_column("agent", min_width=5)
-    table.add_column("task", min_width=5)
-    table.add_column("outcome", no_wrap=True)
-    for heading in ("calls", "tools", "rewards", "return"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("started", no_wrap=True)
-    table.add_column("took", justify="right", no_wrap=True)
-    now = datetime.now()
-    for row in rows:
-        table.add_row(*_cells(row, now))
-    return table
-
-
-def _cells(row: Mapping[str, Any], now: datetime) -> Sequence[Text]:
-    return [
-        Text(wording.short_id(row["rollout_id"]), style="bold"),
-        *(
-            Text(wording.one_line(row[key] or "-"), no_wrap=True, overflow="ellipsis")
-            for key in ("agent", "task_id")
-        ),
-        Text(row["outcome"], style=wording.OUTCOME_STYLES.get(row["outcome"], "")),
-        *(Text(f"{row[key]:,}") for key in ("calls", "tool_calls", "rewards")),
-        Text(wording.number(row["return"])),
-        Text(wording.short_moment(row["start_ns"], now)),
-        Text(wording.duration(row["start_ns"], row["end_ns"])),
-    ]
 
 
 def _nothing(source: Source, query: RolloutQuery) -> str:

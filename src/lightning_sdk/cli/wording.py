@@ -11,6 +11,9 @@ from typing import Any, Final
 # Digits of a random id that a person sees; `lsdk show` takes them.
 _SHORT: Final = 8
 
+# Joiners: invisible by themselves, but emoji and several scripts need them.
+_JOINERS: Final = "\u200c\u200d"
+
 OUTCOME_STYLES: Final[Mapping[str, str]] = {
     "running": "cyan",
     "succeeded": "green",
@@ -21,20 +24,32 @@ OUTCOME_STYLES: Final[Mapping[str, str]] = {
 }
 
 
-def short_id(identifier: str | None) -> str:
+def short_id(identifier: str | None, digits: int = _SHORT) -> str:
     """The first digits of an id, without its kind: "ro_3f2a9c01…" is "3f2a9c01"."""
     if not identifier:
         return "-"
-    kind, separator, digits = identifier.partition("_")
-    random = separator and len(kind) <= 3 and len(digits) == 32
-    return digits[:_SHORT] if random else one_line(identifier)
+    random = _random_digits(identifier)
+    return one_line(random[:digits] if random else identifier)
+
+
+def telling_digits(identifiers: Sequence[str]) -> int:
+    """How many digits it takes to tell these random ids apart: those of `short_id`, or more."""
+    known = {digits for digits in map(_random_digits, identifiers) if digits}
+    return next(n for n in range(_SHORT, 33) if len({digits[:n] for digits in known}) == len(known))
+
+
+def _random_digits(identifier: str) -> str | None:
+    kind, _, digits = identifier.partition("_")
+    return digits if len(kind) <= 3 and len(digits) == 32 else None
 
 
 def duration(start_ns: int, end_ns: int | None) -> str:
-    """Time between two moments: "3ms", "2.31s", "4m05s", "1h02m"; "-" while it lasts."""
+    """Time between two moments: "<1ms", "3ms", "2.31s", "4m05s", "1h02m"; "-" while it lasts."""
     if not end_ns:
         return "-"
-    seconds = max(0, end_ns - start_ns) / 1e9
+    seconds = (end_ns - start_ns) / 1e9
+    if seconds < 0.0005:
+        return "<1ms"
     if seconds < 0.9995:
         return f"{seconds * 1e3:.0f}ms"
     if seconds < 59.995:
@@ -69,14 +84,14 @@ def count(amount: int, noun: str) -> str:
 
 
 def tally(counts: Mapping[str, int]) -> str:
-    """Counts by name, the most frequent first: "error 3, cancelled 1"."""
+    """Counts by name, on one line, the most frequent first: "error 3, cancelled 1"."""
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    return ", ".join(f"{name} {amount:,}" for name, amount in ordered)
+    return ", ".join(f"{one_line(name)} {amount:,}" for name, amount in ordered)
 
 
 def printable(text: str) -> str:
-    """`text` without what a terminal obeys instead of showing: escapes, controls, direction marks."""
-    return "".join(_shown(character) for character in text)
+    """`text` with what a terminal would obey spelled out, an escape for example by its code in hexadecimal."""
+    return text if text.isprintable() else "".join(map(_shown, text.replace("\r\n", "\n")))
 
 
 def one_line(text: str) -> str:
@@ -87,9 +102,9 @@ def one_line(text: str) -> str:
 def _shown(character: str) -> str:
     if character in "\n\t":
         return character
-    # Cc: controls, the escape among them. Cf: direction and zero-width marks; emoji need their joiner.
-    if unicodedata.category(character) in ("Cc", "Cf") and character != "\u200d":
-        return "�"
+    # Controls, the escape among them; direction and zero-width marks; halves of characters; line separators.
+    if unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp") and character not in _JOINERS:
+        return character.encode("unicode_escape").decode()
     return character
 
 
