@@ -15,8 +15,12 @@ from pathlib import Path
 
 import pytest
 
+from lightning_sdk._proto.records_pb2 import Counters, Record
 from lightning_sdk.cli.main import main
+from lightning_sdk.client import faults
+from lightning_sdk.client.spool import SpoolWriter
 from lightning_sdk.home import Home
+from lightning_sdk.ids import new_producer
 from support.cli_rollouts import write_rollout
 
 
@@ -87,6 +91,57 @@ def test_a_state_that_cannot_be_read_is_broken(capsys: pytest.CaptureFixture[str
     assert code == 1
     assert checks["state/spool"][0] == "broken"
     assert checks["self-test/openai call"][0] == "ok"
+
+
+@pytest.mark.parametrize(
+    ("values", "state", "told"),
+    [
+        ({"calls_outside_rollout": 3}, "ok", "calls_outside_rollout 3"),
+        ({"error.rewards": 1}, "warning", "error.rewards 1; error.… are errors inside lightning_sdk"),
+    ],
+)
+def test_what_clients_counted_is_told_and_their_errors_want_a_look(
+    values: dict[str, int], state: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    writer = SpoolWriter(Home.locate().spool, new_producer(), destination="")
+    writer.append(Record(counters=Counters(values=values)).SerializeToString())
+    writer.close()
+    code, checks = examined(capsys)
+    assert code == 0
+    assert checks["state/clients"][0] == state
+    assert checks["state/clients"][1].startswith(told)
+
+
+def test_what_went_wrong_in_this_process_is_told(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(faults, "_counters", {"error.call_sent": 2})
+    checks = examined(capsys)[1]
+    assert checks["state/this process"][0] == "warning"
+    assert checks["state/this process"][1].startswith("error.call_sent 2; ")
+
+
+def test_without_the_openai_package_and_torch_nothing_is_broken() -> None:
+    # In a process of its own, in which neither was imported yet: as far as it can see, they are not there.
+    hide = (
+        "import sys\n"
+        "from importlib import metadata\n"
+        "hidden = ('openai', 'torch', 'transformers')\n"
+        "sys.modules.update(dict.fromkeys(hidden))\n"
+        "found = metadata.version\n"
+        "def version(name):\n"
+        "    if name in hidden: raise metadata.PackageNotFoundError(name)\n"
+        "    return found(name)\n"
+        "metadata.version = version\n"
+        "from lightning_sdk.cli.main import main\n"
+        "sys.exit(main(['doctor', '--json']))\n"
+    )
+    result = subprocess.run([sys.executable, "-c", hide], capture_output=True, text=True)
+    assert (result.returncode, result.stderr) == (0, "")
+    checks = {f"{each['section']}/{each['name']}": each for each in json.loads(result.stdout)}
+    for name in ("versions/openai", "versions/torch", "integrations/openai", "self-test/openai call"):
+        assert checks[name]["state"] == "absent", name
+        assert "not installed" in checks[name]["detail"]
 
 
 def test_the_other_product_beside_ours_is_named(site: Path, capsys: pytest.CaptureFixture[str]) -> None:

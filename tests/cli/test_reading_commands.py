@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_sdk._proto.records_pb2 import Call, Join, Reward, RolloutStart, ToolCall
+from lightning_sdk._proto.records_pb2 import Call, Counters, Join, Record, Reward, RolloutStart, ToolCall
 from lightning_sdk.cli.main import main
 from lightning_sdk.client.spool import SpoolWriter
 from lightning_sdk.home import Home
@@ -149,7 +149,7 @@ def test_a_rollout_is_shown(spool: Path, capsys: pytest.CaptureFixture[str]) -> 
         "    └── tool add(a=1)  4ms\n"
         "          result: 2\n"
         "\n"
-        "1 call · 1 tool · 30 → 5 tokens · return 1 · succeeded · 2.00s · complete\n"
+        "1 call · 1 tool · 30 → 5 tokens · return 1 · succeeded · complete\n"
         "text only: no_token_ids 1\n"
     )
     for name in ("ro_0001", "0001", rollout_id(1)):
@@ -160,8 +160,9 @@ def test_a_rollout_is_shown(spool: Path, capsys: pytest.CaptureFixture[str]) -> 
 def test_a_failed_call_is_shown_with_its_error(spool: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_rollout(spool, 1, failed_call=True)
     out = run(capsys, "show", "--last")
-    assert "    ├── #0 tiny-model  50ms  3 attempts  error: openai.RateLimitError: slow down\n" in out
-    assert "    │     unusable: error\n" in out
+    assert "    ├── #0 tiny-model  50ms  3 attempts\n" in out
+    assert "    │     error: openai.RateLimitError: slow down\n" in out
+    assert "unusable: error 1\n" in out
 
 
 def test_the_last_rollout_is_the_newest(spool: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -187,14 +188,24 @@ def test_a_shown_rollout_as_json_is_the_whole_episode(
     assert [reward["bound"] for reward in episode["rewards"]] == ["scope"]
 
 
-def test_an_id_that_fits_several_or_none_is_refused(spool: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_id_that_fits_several_lists_them_and_one_that_fits_none_is_refused(
+    spool: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert "there is no rollout yet" in refused(capsys, "show", "--last")
-    write_rollout(spool, 1)
-    write_rollout(spool, 2)
-    assert refused(capsys, "show", "00") == (
-        "lsdk: 2 rollouts begin with '00' (ro_0002eeeeeeeee, ro_0001eeeeeeeee): give more of the id "
-        "(see `lsdk show --help`)\n"
-    )
+    for number in range(1, 13):
+        write_rollout(spool, number)
+    assert main(["show", "00"]) == 2
+    out, err = capsys.readouterr()
+    lines = err.splitlines()
+    assert out == ""
+    assert lines[0].split()[:3] == ["rollout", "agent", "task"]
+    assert [line.split()[0] for line in lines[1:11]] == [f"{n:04x}eeee" for n in range(12, 2, -1)]
+    assert lines[11:] == [
+        "lsdk: 12 rollouts begin with '00', the newest 10 are these: give more of the id "
+        "(see `lsdk show --help`)"
+    ]
+    assert main(["show", "000", "--json"]) == 2
+    assert "12 rollouts begin with '000'" in capsys.readouterr().err
     assert refused(capsys, "show", "ffff") == (
         "lsdk: no rollout's id begins with 'ffff': `lsdk rollouts` lists them (see `lsdk show --help`)\n"
     )
@@ -250,6 +261,20 @@ def test_stats_as_json(spool: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert sums["rewards"]["mean_return"] == 1.0
     assert sums["spool"] == {"segments": {}, "records": {}, "damaged": {}}
     assert sums["store"]["counters"]["rollouts"] == 2
+
+
+def test_what_clients_counted_is_told_beside_the_stores_own_counters(
+    spool: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for values in ({"calls_outside_rollout": 2, "error.rewards": 1}, {"calls_outside_rollout": 3}):
+        writer = SpoolWriter(spool, new_producer(), destination="")
+        writer.append(Record(counters=Counters(values=values)).SerializeToString())
+        writer.close()
+    lines = run(capsys, "stats").splitlines()
+    assert "clients       calls_outside_rollout 5, error.rewards 1" in lines
+    assert not any("client." in line for line in lines)
+    counters = json.loads(run(capsys, "stats", "--json"))["store"]["counters"]
+    assert (counters["client.calls_outside_rollout"], counters["client.error.rewards"]) == (5, 1)
 
 
 def test_a_damaged_segment_is_told_and_the_others_are_read(

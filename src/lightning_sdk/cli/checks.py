@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -18,8 +18,10 @@ from packaging.version import Version
 from lightning_sdk import testing
 from lightning_sdk._proto.read_pb2 import Stats
 from lightning_sdk.cli import wording
+from lightning_sdk.cli.client_counters import ERROR_PREFIX, client_counters
 from lightning_sdk.cli.reading import Source
 from lightning_sdk.cli.spool_state import inspect_spool
+from lightning_sdk.client.faults import counters
 from lightning_sdk.client.integrations import IntegrationStatus, status
 from lightning_sdk.collector.address import read_announcement
 from lightning_sdk.collector.store.ownership import owner_pid
@@ -143,6 +145,7 @@ def state(source: Source) -> Iterator[Check]:
         yield Check("state", name, "broken", str(error))
     else:
         yield Check("state", name, "ok", f"{source.endpoint or stats.store}: {_counters(stats)}")
+        yield from _clients(client_counters(stats), "clients")
         for counter in ("integrity_errors", "tombstones"):
             if stats.counters.get(counter):
                 detail = f"{stats.counters[counter]:,}: records arrived damaged or were lost"
@@ -154,6 +157,25 @@ def state(source: Source) -> Iterator[Check]:
 
 def _counters(stats: Stats) -> str:
     return wording.tally({name: stats.counters.get(name, 0) for name in ("records", "rollouts", "producers")})
+
+
+def this_process() -> Iterator[Check]:
+    """What went wrong inside the client while the other checks ran it here."""
+    yield from _clients(counters(), "this process")
+
+
+def _clients(counted: Mapping[str, int], name: str) -> Iterator[Check]:
+    """What clients counted: errors of ours want a look, what they left out is only told."""
+    if not any(counted.values()):
+        return
+    told = wording.tally(counted)
+    if any(each.startswith(ERROR_PREFIX) for each in counted):
+        told += (
+            f"; {ERROR_PREFIX}… are errors inside lightning_sdk, which harmed no program: the log says more"
+        )
+        yield Check("state", name, "warning", told)
+    else:
+        yield Check("state", name, "ok", told)
 
 
 def _local_collector(home: Home) -> Check:

@@ -32,8 +32,9 @@ _MARKS = {
 def command(context: click.Context, source: Source, as_json: bool) -> None:
     """Check this installation and try a recording.
 
-    Looks at versions, extras, integrations, spool, store and collector, and records one call of the openai
-    package against a server of its own on this machine. The exit code is 1 when something is broken.
+    Looks at versions, extras, integrations, spool, store and collector, at what went wrong inside clients, and
+    records one call of the openai package against a server of its own on this machine. The exit code is 1 when
+    something is broken.
     """
     found = list(_examine(source))
     if as_json:
@@ -51,6 +52,7 @@ def _examine(source: Source) -> Iterator[Check]:
     yield from checks.integrations()
     yield from checks.state(source)
     yield self_test()
+    yield from checks.this_process()
 
 
 def _table(found: Sequence[Check]) -> Table:
@@ -64,7 +66,7 @@ def _table(found: Sequence[Check]) -> Table:
             mark, style = _MARKS[check.state]
             table.add_row(
                 Text(mark, style=style),
-                Text(f" {check.name}"),
+                Text(f" {wording.one_line(check.name)}"),
                 Text(wording.one_line(check.detail), style=style if check.state == "broken" else ""),
             )
     return table

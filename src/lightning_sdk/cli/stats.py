@@ -11,6 +11,7 @@ from rich.text import Text
 
 from lightning_sdk._proto.read_pb2 import RolloutQuery, Stats
 from lightning_sdk.cli import wording
+from lightning_sdk.cli.client_counters import CLIENT_PREFIX, client_counters
 from lightning_sdk.cli.console import counted, print_json, remark, show
 from lightning_sdk.cli.example import example
 from lightning_sdk.cli.reading import Source, call_views, filter_options, json_option, load, source_options
@@ -19,7 +20,7 @@ from lightning_sdk.cli.summing import Sums
 
 
 @click.command(
-    epilog=example("lsdk stats --project search-agent", "lsdk stats --json | jq .transitions.dropped")
+    epilog=example("lsdk stats --project search-agent", "lsdk stats --json | jq .transitions.drop_reasons")
 )
 @source_options
 @filter_options
@@ -63,14 +64,17 @@ def _report(sums: Sums, spool: SpoolState | None, store: Stats) -> Iterator[Rend
         table.add_row(name, Text(text))
     if spool is not None:
         table.add_row("spool", Text(_spool_line(spool)))
-    table.add_row("store", Text(store.store))
+    table.add_row("store", Text(wording.one_line(store.store)))
     table.add_row("records", Text(_counters(store.counters)))
+    clients = client_counters(store)
+    if clients:
+        table.add_row("clients", Text(wording.tally(clients)))
     yield table
     for run_id, complaint in sums.complaints().items():
         yield Text(f"run {wording.one_line(run_id)}: {complaint}", style="yellow")
     if spool is not None:
         for name, damage in spool.damaged.items():
-            yield Text(f"damaged segment {name}: {wording.one_line(damage)}", style="red")
+            yield Text(wording.one_line(f"damaged segment {name}: {damage}"), style="red")
 
 
 def _lines(sums: Sums) -> list[tuple[str, str]]:
@@ -94,7 +98,7 @@ def _lines(sums: Sums) -> list[tuple[str, str]]:
 
 
 def _of(total: int, parts: Mapping[str, int]) -> str:
-    return f"{total:,}" + (f": {wording.one_line(wording.tally(parts))}" if parts else "")
+    return f"{total:,}" + (f": {wording.tally(parts)}" if parts else "")
 
 
 def _token_line(sums: Sums) -> str:
@@ -120,7 +124,9 @@ def _spool_line(spool: SpoolState) -> str:
     parts = []
     for destination, segments in sorted(spool.segments.items()):
         records = wording.count(spool.records.get(destination, 0), "record")
-        owed = f"wait for {destination}" if destination else "stored already, kept by their living writers"
+        owed = "stored already, kept by their living writers"
+        if destination:
+            owed = f"wait for {wording.one_line(destination)}"
         parts.append(f"{records} in {wording.count(segments, 'segment')} {owed}")
     if spool.damaged:
         parts.append(f"{wording.count(len(spool.damaged), 'damaged segment')}")
@@ -130,6 +136,7 @@ def _spool_line(spool: SpoolState) -> str:
 def _counters(counters: Mapping[str, int]) -> str:
     """The counters of the store: those that say something, and those whose zero does."""
     telling = ("duplicates", "integrity_errors", "tombstones")
-    names = [*telling, *sorted(name for name, value in counters.items() if value and name not in telling)]
-    rest = (f"{name} {counters.get(name, 0):,}" for name in names if name != "records")
+    other = sorted(name for name, value in counters.items() if value and name not in telling)
+    names = [*telling, *(name for name in other if not name.startswith(CLIENT_PREFIX))]
+    rest = (f"{wording.one_line(name)} {counters.get(name, 0):,}" for name in names if name != "records")
     return ", ".join([f"{counters.get('records', 0):,}", *rest])
