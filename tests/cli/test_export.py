@@ -48,6 +48,7 @@ def test_every_transition_is_written_and_summed_up(
     facts = dict(line.split(maxsplit=1) for line in printed.splitlines())
     assert facts["data"] == str(out)
     assert (facts["rollouts"], facts["groups"], facts["transitions"]) == ("2", "2", "3")
+    assert printed.splitlines()[-1].split("  ") == ["drop reasons", "error 1, no_token_ids 2"]
 
 
 def test_the_summary_as_json(spool: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

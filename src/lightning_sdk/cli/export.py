@@ -22,6 +22,8 @@ from lightning_sdk.cli.reading import Source, filter_options, json_option, sourc
 from lightning_sdk.errors import ConfigError, PluginError
 from lightning_sdk.plugins import BACKENDS, Backend, Report, find
 
+# How a backend calls its counts of transitions that were written and cannot be used as they are.
+_REASONS = "drop_reason."
 # Options of a backend that have a name of their own on the command line.
 _NAMED = {"format": "--format", "out": "--out"}
 
@@ -29,11 +31,16 @@ _NAMED = {"format": "--format", "out": "--out"}
 @click.command(
     epilog=example(
         "lsdk export --out train.jsonl",
-        "lsdk export --backend jsonl --format transitions --out train.jsonl --project search-agent",
+        "lsdk export --out search.jsonl --format transitions --project search-agent",
     )
 )
 @click.option(
-    "--backend", "name", default="jsonl", show_default=True, help="Which one; `lsdk backends` lists them."
+    "--backend",
+    "name",
+    default="jsonl",
+    show_default=True,
+    metavar="NAME",
+    help="Which one; `lsdk backends` lists them.",
 )
 @click.option("--format", "format_", metavar="NAME", help="What the backend writes, such as transitions.")
 @click.option("--out", type=click.Path(path_type=Path), metavar="PATH", help="Where the backend writes.")
@@ -129,17 +136,28 @@ def _to_json(report: Report, snapshot: Snapshot) -> dict[str, Any]:
     }
 
 
+def _rows(metrics: Mapping[str, float]) -> dict[str, str]:
+    """Metrics as they are shown; those called "drop_reason.error", "drop_reason.cancelled" share a row."""
+    rows: dict[str, list[str]] = {}
+    for name, value in metrics.items():
+        family, _, member = name.partition(".")
+        number = f"{value:,.0f}" if float(value).is_integer() else f"{value:,.4g}"
+        said = f"{wording.one_line(member)} {number}" if member else number
+        rows.setdefault(f"{family.replace('_', ' ')}s" if member else name, []).append(said)
+    return {name: ", ".join(parts) for name, parts in rows.items()}
+
+
 def _print(report: Report, snapshot: Snapshot) -> None:
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     for name, path in report.outputs.items():
-        table.add_row(name, Text(str(path), style="cyan"))
+        table.add_row(wording.one_line(name), Text(wording.one_line(str(path)), style="cyan"))
     facts = {"rollouts": snapshot.rollouts, "groups": snapshot.handed_on}
-    for name, value in {**facts, **report.metrics}.items():
-        table.add_row(name, f"{value:,.4g}" if value % 1 else f"{value:,.0f}")
+    for name, text in _rows({**facts, **report.metrics}).items():
+        table.add_row(wording.one_line(name), Text(text))
     if report.dropped:
         table.add_row("dropped", Text(wording.tally(report.dropped), style="yellow"))
     show(table)
-    if report.dropped:
+    if report.dropped or any(name.startswith(_REASONS) for name in report.metrics):
         remark("`lsdk stats` says which runs that concerns, `lsdk show ROLLOUT` which calls.")
