@@ -24,12 +24,16 @@ from lightning_sdk.policy.options import ServeOptions
 )
 @click.argument("model", type=click.Path(path_type=Path))
 @click.option(
-    "--host", default=ServeOptions.host, help="Address to listen on; any but loopback needs --token."
+    "--host",
+    default=ServeOptions.host,
+    metavar="ADDRESS",
+    help="Address to listen on; any but loopback needs --token.",
 )
 @click.option(
     "--port",
     type=click.IntRange(0, 65535),
     default=ServeOptions.port,
+    metavar="PORT",
     help="Port to listen on; 0 takes a free one.",
 )
 @click.option("--name", metavar="NAME", help="The model's id in the API.  [default: the directory's name]")
