@@ -3,7 +3,8 @@
 1. A process killed at any moment has lost nothing that `write` returned for: another one sends it.
 2. A living process's records are its own business, unless it said that it only spools.
 3. A forked child is a producer of its own, uses no gRPC if its parent had it, and its records arrive.
-4. Damage is told to the collector by number, a torn tail only counted; only what is owed to us is touched.
+4. However much is left behind, only so many producers are read at once, and each gets its turn.
+5. Damage is told to the collector by number, a torn tail only counted; only what is owed to us is touched.
 """
 
 from __future__ import annotations
@@ -21,9 +22,13 @@ from pathlib import Path
 
 import pytest
 
+from lightning_sdk._proto.ingest_pb2 import Ack
+from lightning_sdk.client.adoption import MAX_SOURCES
 from lightning_sdk.client.producer import Producer
 from lightning_sdk.client.segments import claim, list_segments
 from lightning_sdk.client.spool import SpoolWriter
+from lightning_sdk.client.stream import Backlog, Stream
+from lightning_sdk.client.wakeup import Wakeup
 from support.ingest_server import IngestServer
 from support.spool_records import numbered, numbers_of, write_numbers
 
@@ -57,6 +62,10 @@ def eventually(condition: Callable[[], bool], timeout_s: float = 20) -> bool:
             return False
         time.sleep(0.02)
     return True
+
+
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def names(spool: Path, producer: bytes) -> list[str]:
@@ -164,6 +173,52 @@ def test_what_the_collector_has_already_is_not_sent_again_but_deleted(
     assert eventually(lambda: not names(spool, dead))
     assert server.seen["again"] == 0
     assert heir.close()
+
+
+def test_however_many_have_died_only_so_many_are_read_at_once(tmp_path: Path) -> None:
+    dead = [left_behind(tmp_path, "grpc://127.0.0.1:1", range(1, 4)) for _ in range(100)]
+    own = SpoolWriter(tmp_path, b"p" * 16, destination="grpc://127.0.0.1:1")
+    backlog = Backlog(own)
+    stream = Stream(backlog, Wakeup(), Wakeup())
+    before = open_files()
+    arrived: dict[bytes, int] = {}
+    for request in stream.requests():
+        if request.WhichOneof("message") == "open":
+            producer = request.open.producer
+            arrived.setdefault(producer, 0)
+        else:
+            producer = request.batch.producer
+            arrived[producer] += len(request.batch.frames)
+        # Some files more: the lock of the adopter, and one that is being looked at.
+        assert open_files() - before <= MAX_SOURCES + 4
+        stream.acknowledged(Ack(producer=producer, committed_through=arrived[producer]))
+        if len(arrived) == 100 and set(arrived.values()) == {3}:
+            stream.end()
+    assert arrived == dict.fromkeys(dead, 3)
+    backlog.refresh()
+    assert list_segments(tmp_path) == []
+    backlog.disconnected()
+
+
+def test_living_children_beyond_what_is_read_at_once_get_their_turn(
+    spool: Path, server: IngestServer
+) -> None:
+    children = [
+        SpoolWriter(spool, os.urandom(16), destination=server.destination, spool_only=True)
+        for _ in range(MAX_SOURCES + 4)
+    ]
+    parent = Producer(spool, destination=server.destination)
+    parent.write(numbered(1))
+    for round_ in (1, 2):
+        for child in children:
+            child.append(numbered(round_).SerializeToString())
+        assert server.wait_until(
+            lambda round_=round_: all(len(server.frames.get(c.producer, ())) == round_ for c in children)
+        )
+    for child in children:
+        child.close()
+    assert eventually(lambda: not any(names(spool, child.producer) for child in children))
+    assert parent.close()
 
 
 def test_a_torn_tail_is_counted_and_nothing_else(spool: Path, server: IngestServer) -> None:
@@ -364,6 +419,38 @@ def test_a_child_forked_before_grpc_was_loaded_sends_for_itself(spool: Path, ser
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     assert [numbers_of(server.records(producer)) for producer in server.frames] == [list(range(1, 11))] * 2
+
+
+def test_a_child_of_a_parent_that_has_recorded_nothing_only_spools_says_so_and_is_sent_for_later(
+    spool: Path, server: IngestServer
+) -> None:
+    script = """
+        import os, sys
+        import grpc
+        import lightning_sdk  # no more than that before the fork
+
+        def record(times):
+            from pathlib import Path
+            from lightning_sdk.client.producer import Producer
+            from lightning_sdk.records import Note, Record
+
+            producer = Producer(Path(sys.argv[1]), destination=sys.argv[2])
+            for number in range(1, times + 1):
+                producer.write(Record(order=number, note=Note()))
+            return producer
+
+        if os.fork() == 0:
+            child = record(10)
+            os._exit(1 if child.flush(20) else 0)
+        _, status = os.wait()
+        parent = record(5)
+        sys.exit(0 if status == 0 and parent.close(20) else 1)
+    """
+    command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(script), str(spool), server.destination]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("it does not send: its records wait in") == 1
+    assert sorted(len(frames) for frames in server.frames.values()) == [5, 10]
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")

@@ -168,6 +168,33 @@ def test_flush_covers_what_was_written_before_it_and_is_true_for_nothing(spool: 
     assert Producer(spool, destination=absent).flush(0)
 
 
+def test_flush_without_a_limit_waits_as_long_as_it_takes(spool: Path, absent: str) -> None:
+    producer = Producer(spool, destination=absent)
+    producer.write(numbered(1))
+    flushed: list[bool] = []
+    thread = threading.Thread(target=lambda: flushed.append(producer.flush(None)))
+    thread.start()
+    assert not producer.flush(0.5), "the same, with a limit"
+    assert thread.is_alive()
+    server = IngestServer()
+    server.port = int(absent.rpartition(":")[2])
+    with server:
+        thread.join(20)
+        assert flushed == [True]
+        assert producer.close()
+
+
+def test_flush_without_a_limit_ends_with_the_sender(spool: Path, absent: str) -> None:
+    producer = Producer(spool, destination=absent)
+    producer.write(numbered(1))
+    flushed: list[bool] = []
+    thread = threading.Thread(target=lambda: flushed.append(producer.flush()))
+    thread.start()
+    assert not producer.close(0.1)
+    thread.join(20)
+    assert flushed == [False]
+
+
 def test_a_paused_collector_holds_up_neither_the_writer_nor_close(spool: Path, server: IngestServer) -> None:
     server.faults.running.clear()
     producer = Producer(spool, destination=server.destination)

@@ -172,6 +172,8 @@ class Sender:
         self._stopping.set()
         self._wake.set()
         self._retry_now.set()
+        with self._backlog.changed:
+            self._backlog.changed.notify_all()
         thread = self._thread
         if thread is None or not thread.is_alive() or thread is threading.current_thread():
             return True
