@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import queue
 import sqlite3
 import subprocess
@@ -20,8 +21,10 @@ import pytest
 
 from lightning_sdk._proto.ingest_pb2 import Ack, Frame, IngestRequest
 from lightning_sdk._proto.ingest_pb2_grpc import IngestStub
+from lightning_sdk.collector.committer import GroupCommitter
 from lightning_sdk.collector.store.base import Batch
 from lightning_sdk.collector.store.sqlite import SqliteStore
+from lightning_sdk.errors import CollectorError
 from support.collectors import batch_request, collector_thread, open_request, send, wait_until
 from support.frames import Telling, note_frame, producer_id, whole_rollout
 from support.full_disk import full_disk
@@ -214,6 +217,23 @@ def test_a_store_that_does_not_keep_up_stops_the_sender(slow_store: _SlowStore) 
         assert sent < batches
         slow_store.go.set()
         assert [answer.ack.committed_through for answer in answers] == list(range(1, batches + 1))
+
+
+async def test_senders_that_wait_hold_a_bounded_number_of_bytes(slow_store: _SlowStore) -> None:
+    committer = GroupCommitter(slow_store, max_queued_bytes=100, max_waiting_bytes=250)
+    committed = await committer.submit([(P, [note_frame(1)])], 100)
+    waiting = [asyncio.create_task(committer.submit([(P, [note_frame(seq)])], 100)) for seq in (2, 3)]
+    await asyncio.sleep(0)
+    with pytest.raises(CollectorError, match="send it again later"):
+        await committer.submit([(P, [note_frame(4)])], 100)
+    slow_store.go.set()
+    acks = [await committed, *[await (await task) for task in waiting]]
+    assert [ack.committed_through for (ack,) in acks] == [1, 2, 3]
+    # What waits no longer counts no longer.
+    assert [ack.committed_through for ack in await (await committer.submit([(P, [note_frame(4)])], 100))] == [
+        4
+    ]
+    await committer.close()
 
 
 def test_a_store_that_cannot_be_written_is_told_as_a_reason_to_try_again(

@@ -146,6 +146,35 @@ def test_another_span_under_the_same_ids_is_rejected(target: str, store: SqliteS
     assert store.stats().counters["integrity_errors"] == 1
 
 
+def test_what_a_request_grows_to_is_bounded(target: str, store: SqliteStore) -> None:
+    """A resource is stored with each of its spans: a small request could become any amount of memory."""
+
+    def grown(resource_bytes: int, spans: int) -> ExportTraceServiceRequest:
+        several = [
+            gen_ai_span(bytes([spans % 251]) * 16, at.to_bytes(8, "big")) for at in range(1, spans + 1)
+        ]
+        request = request_of(*several)
+        resource = request.resource_spans[0].resource
+        resource.attributes.append(KeyValue(key="r", value=AnyValue(string_value="x" * resource_bytes)))
+        return request
+
+    with grpc.insecure_channel(target) as channel:
+        export = TraceServiceStub(channel).Export
+        answer = export(grown(100_000, 500))
+        assert answer.partial_success.rejected_spans == 500
+        assert "resource and scope of more than 65536 bytes" in answer.partial_success.error_message
+        assert store.stats().counters["records"] == 0
+        # 64 MiB hold 1117 spans of 60,000 bytes and a little; 83 of 1200 find no room.
+        answer = export(grown(60_000, 1200))
+        stored = store.stats().counters["records"]
+        assert stored + answer.partial_success.rejected_spans == 1200
+        assert stored * 60_000 < 64 << 20 < (stored + 2) * 60_200
+        assert "send several" in answer.partial_success.error_message
+        answer = export(grown(0, 17_000))
+        assert answer.partial_success.rejected_spans == 17_000 - 16_384
+        assert "16384 spans" in answer.partial_success.error_message
+
+
 def test_an_empty_request_is_answered(target: str) -> None:
     with grpc.insecure_channel(target) as channel:
         answer = TraceServiceStub(channel).Export(ExportTraceServiceRequest())

@@ -1,7 +1,8 @@
 """Group commit: one thread writes to the store, many batches a transaction; who waits holds an awaitable.
 
 - Memory is bounded by bytes: `submit` waits until there is room, so that whoever feeds it stops reading
-  its stream, and gRPC's flow control stops the sender.
+  its stream, and gRPC's flow control stops the sender. Those who wait hold what they have read: where that is
+  too much in all, the next one is sent away, to come again later.
 - What has been taken is committed, or its awaitable raises; `close()` commits the rest first.
 """
 
@@ -21,6 +22,7 @@ from lightning_sdk.errors import CollectorError
 # A commit takes what is queued, up to this: enough to hide the cost of a sync, little enough to ack soon.
 _COMMIT_BYTES: Final = 8 << 20
 _MAX_QUEUED_BYTES: Final = 64 << 20
+_MAX_WAITING_BYTES: Final = 256 << 20
 
 
 @dataclass(slots=True)
@@ -33,10 +35,18 @@ class _Job:
 class GroupCommitter:
     """Made and used in one event loop; the store is written in a thread of its own."""
 
-    def __init__(self, store: Store, *, max_queued_bytes: int = _MAX_QUEUED_BYTES) -> None:
+    def __init__(
+        self,
+        store: Store,
+        *,
+        max_queued_bytes: int = _MAX_QUEUED_BYTES,
+        max_waiting_bytes: int = _MAX_WAITING_BYTES,
+    ) -> None:
         self._store = store
         self._max_queued_bytes = max_queued_bytes
+        self._max_waiting_bytes = max_waiting_bytes
         self._queued_bytes = 0
+        self._waiting_bytes = 0
         self._room = asyncio.Condition()
         self._closed = False
         self._loop = asyncio.get_running_loop()
@@ -53,10 +63,11 @@ class GroupCommitter:
             queued.
 
         Raises:
-            CollectorError: closed. The future raises what `Store.append_many` raises.
+            CollectorError: closed, or too much is waiting already. The future raises what `Store.append_many` raises.
         """
         async with self._room:
-            await self._room.wait_for(lambda: self._closed or self._has_room(size_bytes))
+            if not self._has_room(size_bytes):
+                await self._wait_for_room(size_bytes)
             if self._closed:
                 raise CollectorError("the collector is stopping: send the records again later")
             self._queued_bytes += size_bytes
@@ -72,6 +83,15 @@ class GroupCommitter:
                 self._jobs.put(None)
                 self._room.notify_all()
         await asyncio.to_thread(self._thread.join)
+
+    async def _wait_for_room(self, size_bytes: int) -> None:
+        if self._waiting_bytes + size_bytes > self._max_waiting_bytes:
+            raise CollectorError("more is being sent than can be stored just now: send it again later")
+        self._waiting_bytes += size_bytes
+        try:
+            await self._room.wait_for(lambda: self._closed or self._has_room(size_bytes))
+        finally:
+            self._waiting_bytes -= size_bytes
 
     def _has_room(self, size_bytes: int) -> bool:
         return not self._queued_bytes or self._queued_bytes + size_bytes <= self._max_queued_bytes

@@ -35,7 +35,8 @@ from lightning_sdk.home import Home
 DEFAULT_PORT: Final = 4319
 _GRACE_S: Final = 10.0
 _ADOPT_EVERY_S: Final = 2.0
-_MAX_RPCS: Final = 4096
+# Each holds one message at the most before the committer counts it.
+_MAX_RPCS: Final = 512
 
 _log = logging.getLogger(__name__)
 
