@@ -13,8 +13,8 @@ from rich.text import Text
 from rich.tree import Tree
 
 from lightning_sdk.cli import wording
-from lightning_sdk.cli.tokens import TEXT_ONLY, by_call, call_tokens, episode_tokens
-from lightning_sdk.mdp import CallView, Episode, RewardEvent, ScopeSpan, ToolEvent, Transition
+from lightning_sdk.cli.tokens import by_call, call_tokens, episode_tokens
+from lightning_sdk.mdp import TEXT_ONLY, CallView, Episode, RewardEvent, ScopeSpan, ToolEvent, Transition
 
 # How a reward found its place.
 _BOUND: Final[Mapping[str, str]] = {

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lightning_sdk.cli import wording
-from lightning_sdk.cli.tokens import TEXT_ONLY, by_call, call_tokens
-from lightning_sdk.mdp import CallView, Episode
+from lightning_sdk.cli.tokens import by_call, call_tokens
+from lightning_sdk.mdp import TEXT_ONLY, CallView, Episode
 
 
 @dataclass

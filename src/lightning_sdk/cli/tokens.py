@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
-from typing import Any, Final
+from typing import Any
 
 from lightning_sdk.mdp import CallView, Episode, Transition
-
-# Drop reasons of transitions that are whole as text and lack (trustworthy) token ids.
-TEXT_ONLY: Final = frozenset({"no_token_ids", "id_check_failed"})
 
 
 def by_call(episode: Episode) -> Iterator[tuple[str, Sequence[Transition]]]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from lightning_sdk.mdp.assemble import assemble, group_episodes
 from lightning_sdk.mdp.calls import CallView, ChoiceView, decode_call
 from lightning_sdk.mdp.episode import (
+    TEXT_ONLY,
     DropReason,
     Episode,
     Fidelity,
@@ -28,6 +29,7 @@ from lightning_sdk.mdp.rewards import decode_rewards
 
 __all__ = [
     "NATIVE_SCHEMA_VERSION",
+    "TEXT_ONLY",
     "CallView",
     "ChoiceView",
     "DropReason",

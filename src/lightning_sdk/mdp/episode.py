@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 Fidelity = Literal["engine", "text"]
 RolloutOutcome = Literal["running", "succeeded", "failed", "truncated", "cancelled", "lost"]
@@ -16,8 +16,7 @@ Bound = Literal["call", "scope", "context", "rollout", "none"]
 # How a call's place in the rollout is known: by cause, or (truly concurrent calls of different
 # producers) only by the clocks of their machines.
 Order = Literal["causal", "clock"]
-# Why a transition cannot be trained on by its tokens. The last two leave it good for learning from its text
-# (SFT); the others do not, and are told first.
+# Why a transition cannot be trained on by its tokens. Those of TEXT_ONLY come last: the others are told first.
 DropReason = Literal[
     "error",  # the call failed
     "cancelled",  # the caller gave up before the response was whole
@@ -28,6 +27,8 @@ DropReason = Literal[
     "id_check_failed",  # ids, log probabilities and usage do not agree, or are another attempt's
     "no_token_ids",  # no engine told the ids
 ]
+# They leave a transition good for learning from its text (SFT).
+TEXT_ONLY: Final[frozenset[DropReason]] = frozenset({"id_check_failed", "no_token_ids"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,12 +10,10 @@ from typing import Any, Final
 from lightning_sdk.mdp.binding import BoundReward
 from lightning_sdk.mdp.calls import CallView, ChoiceView, says_nothing
 from lightning_sdk.mdp.choices import ChoiceAt, Use, find_parents, find_uses
-from lightning_sdk.mdp.episode import DropReason, Fidelity, RolloutOutcome, Transition
+from lightning_sdk.mdp.episode import TEXT_ONLY, DropReason, Fidelity, RolloutOutcome, Transition
 from lightning_sdk.mdp.rewards import RewardSum, returns_to_go
 
 _OBSERVATION_KEYS: Final = ("messages", "tools", "tool_choice", "response_format", "chat_template_kwargs")
-# A transition with one of these can still be learned from as text.
-_ONLY_WITHOUT_IDS: Final = frozenset({"no_token_ids", "id_check_failed"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +174,7 @@ def _truncation_reason(outcome: RolloutOutcome, call: CallView, main: int) -> st
 
 def _drop_reason(call: CallView, choice: ChoiceView | None, use: Use) -> DropReason | None:
     """Why the transition cannot be learned from; what bars learning from it as text too comes first."""
-    if call.problem is not None and call.problem not in _ONLY_WITHOUT_IDS:
+    if call.problem is not None and call.problem not in TEXT_ONLY:
         return call.problem
     if choice is None or says_nothing(choice):
         return "empty_response"
