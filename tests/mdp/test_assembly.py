@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_sdk.mdp import Episode, assemble, group_episodes
-from lightning_sdk.records import SourcedRecord
+from lightning_sdk.records import OUTCOMES, SourcedRecord
 from support.record_factory import SECOND, Tape, chat_body, chat_request
 
 
@@ -271,6 +271,61 @@ def test_embeddings_are_counted_and_take_no_step() -> None:
     ]
     assert episode.calls_without_transition == {"embedding": 1}
     assert [each.reward for each in episode.transitions] == [0.0, 1.0]
+
+
+@pytest.mark.parametrize("inherited", ["cancelled", "closed_early", "abandoned", "error"])
+@pytest.mark.parametrize("child_first", [True, False])
+def test_a_call_that_a_forked_child_recorded_again_counts_once(inherited: Any, child_first: bool) -> None:
+    parent, child = Tape("parent"), Tape("child")
+    parent.start()
+    child.join(parent)
+    begun = parent.tick()
+    child.call("a", b"", begun=begun, outcome=inherited)
+    child.write(tool_call={"tool_call_id": "tc_add", "outcome": OUTCOMES[inherited]})
+    child.leave()
+    parent.call("a", begun=begun)
+    parent.tool("add", b"1", b"2")
+    parent.finish()
+    episode = assembled(*((child, parent) if child_first else (parent, child)))
+    assert [(each.call_id, each.outcome, each.drop_reason) for each in episode.transitions] == [
+        ("a", "succeeded", "no_token_ids")
+    ]
+    assert [(tool.tool_call_id, tool.outcome) for tool in episode.tools] == [("tc_add", "ok")]
+    assert episode.calls_without_transition == {"duplicate_call": 1, "duplicate_tool_call": 1}
+    assert episode.complete
+
+
+def test_of_equally_good_recordings_the_first_counts_and_calls_without_an_id_are_different_ones() -> None:
+    tape = Tape()
+    tape.call("a", chat_body("first"))
+    tape.call("a", chat_body("second"))
+    tape.call("")
+    tape.call("")
+    episode = assembled(tape)
+    told = [(each.call_id, (each.action or {})["message"]["content"]) for each in episode.transitions]
+    assert told == [("a", "first"), ("", "ok"), ("", "ok")]
+    assert episode.calls_without_transition == {"duplicate_call": 1}
+
+
+def test_of_several_starts_the_earliest_counts_and_of_several_ends_the_latest() -> None:
+    tape, other = Tape("z"), Tape("a", second=1)
+    tape.start("first")
+    tape.end("error")
+    other.start("second")
+    other.end("ok")
+    for tapes in ((tape, other), (other, tape)):
+        episode = assembled(*tapes)
+        assert (episode.task_id, episode.start_ns) == ("first", 2 * SECOND)
+        assert (episode.outcome, episode.end_ns) == ("succeeded", 4 * SECOND)
+
+
+def test_what_clients_counted_is_no_part_of_any_rollout() -> None:
+    tape = Tape()
+    tape.start()
+    tape.finish()
+    expected = assembled(tape)
+    tape.write(counters={"values": {"drops": 1}})
+    assert assembled(tape) == expected
 
 
 def test_scopes_and_tools_are_told() -> None:

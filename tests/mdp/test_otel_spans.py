@@ -105,6 +105,17 @@ def test_a_span_of_a_call_that_we_recorded_is_counted_and_left_out() -> None:
     assert episode.calls_without_transition == {"duplicate_span": 1}
 
 
+def test_the_call_may_be_in_another_rollout_than_its_span() -> None:
+    tape, exported = Tape(rollout="ro_ours"), Tape("otlp", rollout="ro_trace")
+    record = tape.call("a")
+    record.trace_id, record.span_id = TRACE, SPAN
+    exported.write(trace_id=TRACE, span_id=SPAN, otel_span={"resource_spans": resource_spans(**CHAT)})
+    for records in (tape.records + exported.records, exported.records + tape.records):
+        (episode,) = assemble(records)
+        assert (episode.rollout_id, [each.call_id for each in episode.transitions]) == ("ro_ours", ["a"])
+        assert episode.calls_without_transition == {"duplicate_span": 1}
+
+
 @pytest.mark.parametrize(
     "span",
     [

@@ -90,6 +90,53 @@ def test_a_call_can_be_named_by_its_response_id() -> None:
     assert rewards(tape) == {"a": 1.0, "b": 0.0}
 
 
+def outside(name: str, value: float = 1.0) -> Tape:
+    """A reward of a producer that knows a call or response id and no rollout."""
+    judge = Tape("judge", rollout="", group="", attempt=0, second=100)
+    judge.reward(value, "call", call=name)
+    return judge
+
+
+def three_rollouts(**ids: str) -> list[Tape]:
+    tapes = [Tape(f"p{at}", rollout=f"ro_{at}", second=10 * at) for at in range(3)]
+    for at, tape in enumerate(tapes):
+        tape.start()
+        tape.call(f"ca_{at}", chat_body("x", id=ids.get(f"r{at}", f"re_{at}")))
+        tape.finish()
+    return tapes
+
+
+@pytest.mark.parametrize("name", ["ca_1", "re_1"])
+def test_a_reward_that_names_no_rollout_finds_that_of_its_call(name: str) -> None:
+    tapes = [outside(name), *three_rollouts()]
+    episodes = assemble(record for tape in tapes for record in tape.records)
+    assert [each.return_ for each in episodes] == [None, 1.0, None]
+    assert [(each.bound, each.call_id) for each in episodes[1].rewards] == [("call", "ca_1")]
+    assert [each.complete for each in episodes] == [True, True, True]
+
+
+@pytest.mark.parametrize(("name", "ids"), [("re_9", {}), ("", {}), ("same", {"r0": "same", "r2": "same"})])
+def test_a_reward_whose_call_nobody_knows_goes_nowhere(name: str, ids: dict[str, str]) -> None:
+    tapes = [outside(name), *three_rollouts(**ids)]
+    episodes = assemble(record for tape in tapes for record in tape.records)
+    assert [each.return_ for each in episodes] == [None, None, None]
+
+
+def test_a_call_id_is_looked_for_before_a_response_id() -> None:
+    tapes = [outside("ca_1"), *three_rollouts(r0="ca_1")]
+    episodes = assemble(record for tape in tapes for record in tape.records)
+    assert [each.return_ for each in episodes] == [None, 1.0, None]
+
+
+def test_a_reward_of_a_call_of_an_attempt_that_was_given_up_is_not_of_the_final_one() -> None:
+    tape = Tape()
+    tape.call("first", chat_body("x", id="re_first"))
+    tape.attempt = 2
+    tape.call("second", chat_body("x", id="re_second"))
+    assert assembled(tape, outside("re_first")).return_ is None
+    assert assembled(tape, outside("re_second")).return_ == 1.0
+
+
 def test_a_repeated_response_id_means_the_latest_that_was_there() -> None:
     tape = Tape()
     for call_id in ("a", "b"):

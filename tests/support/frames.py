@@ -8,8 +8,10 @@ from typing import Any
 from lightning_sdk._proto.ingest_pb2 import Frame
 from lightning_sdk.records import (
     Call,
+    Counters,
     Join,
     Leave,
+    OtelSpan,
     Outcome,
     Record,
     Reward,
@@ -79,22 +81,43 @@ class Telling:
         self.record(rollout, attempt=attempt, rollout_start=RolloutStart(project=project, **fields))
         self.record(rollout, attempt=attempt, scope_start=ScopeStart(agent="solver"))
 
-    def call(self, rollout: str, call_id: str, *, attempt: int = 1, endpoint_call_id: str = "") -> None:
-        """A model call."""
-        call = Call(call_id=call_id, endpoint_call_id=endpoint_call_id, outcome=Outcome.OUTCOME_OK)
-        self.record(rollout, attempt=attempt, call=call)
+    def call(
+        self,
+        rollout: str,
+        call_id: str,
+        *,
+        attempt: int = 1,
+        endpoint_call_id: str = "",
+        outcome: Outcome = Outcome.OUTCOME_OK,
+        response: bytes = b"",
+        span: tuple[bytes, bytes] = (b"", b""),
+    ) -> None:
+        """A model call, made while the OpenTelemetry span with these ids was active."""
+        call = Call(call_id=call_id, endpoint_call_id=endpoint_call_id, outcome=outcome, response=response)
+        self.record(rollout, attempt=attempt, call=call, trace_id=span[0], span_id=span[1])
 
-    def tool(self, rollout: str) -> None:
+    def tool(self, rollout: str, tool_call_id: str = "") -> None:
         """A tool call."""
-        self.record(rollout, tool_call=ToolCall(name="search", outcome=Outcome.OUTCOME_OK))
+        tool_call = ToolCall(tool_call_id=tool_call_id, name="search", outcome=Outcome.OUTCOME_OK)
+        self.record(rollout, tool_call=tool_call)
 
-    def reward(self, rollout: str, value: float = 1.0) -> None:
-        """A reward."""
-        self.record(rollout, reward=Reward(components=[Reward.Component(value=value)]))
+    def reward(self, rollout: str, value: float = 1.0, *, call: str = "") -> None:
+        """A reward; with `call` for that one, by its id or that of its response."""
+        bound = Reward.BOUND_CALL if call else Reward.BOUND_UNSPECIFIED
+        reward = Reward(components=[Reward.Component(value=value)], call_id=call, bound=bound)
+        self.record(rollout, reward=reward)
 
     def tokens(self, call_id: str) -> None:
         """What the endpoint knows of a call."""
         self.record(tokens=Tokens(call_id=call_id, policy="tiny", policy_version=3))
+
+    def counters(self, **values: int) -> None:
+        """What the producer has counted so far."""
+        self.record(counters=Counters(values=values))
+
+    def otel_span(self, rollout: str, trace_id: bytes, span_id: bytes) -> None:
+        """A span as the collector stores it when it comes over OTLP."""
+        self.record(rollout, otel_span=OtelSpan(), trace_id=trace_id, span_id=span_id)
 
     def end(self, rollout: str, *, attempt: int = 1, outcome: Outcome = Outcome.OUTCOME_OK) -> None:
         """The end of root scope and rollout, and Leave with the number of records so far."""

@@ -12,7 +12,7 @@ from lightning_sdk.records import Counters
 
 _PREFIX: Final = "client."
 # Names become keys of the statistics: neither they nor their number may grow without end.
-_NAME: Final = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
+_NAME: Final = re.compile(r"[ -~]{1,128}")
 _MAX_NAMES: Final = 64
 # What the statistics can tell on the wire.
 _MAX_SUM: Final = (1 << 64) - 1
