@@ -103,9 +103,11 @@ class Installation:
             PluginError: the library does not have what the patches need; nothing was changed.
         """
         key = object()
+        # Before the lock: this imports the library, and its import may have somebody else install us.
+        targets = self._make_targets()
         with self._lock:
             if self._patches is None:
-                self._patches = Patches(self._make_targets())
+                self._patches = Patches(targets)
             self._recorders.append((key, recorder))
             self.recorder = recorder
         return lambda: self._remove(key)
