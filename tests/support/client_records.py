@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -62,3 +65,17 @@ def of_kind(records: Iterable[SourcedRecord], kind: str) -> list[Record]:
 def body(record: Record) -> Any:
     """The body of a record."""
     return getattr(record, str(record.WhichOneof("body")))
+
+
+def run_program(code: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a program of its own, with its state in `.lightning` of `cwd`."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("LIGHTNING_HOME")}
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        cwd=cwd,
+        env={**kept, **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
