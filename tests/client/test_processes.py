@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
-from support.client_records import bodies, of_kind, read_spool
+from lightning_sdk.records import Outcome
+from support.client_records import bodies, of_kind, read_spool, run_program
 
 PROGRAM = """
 import lightning_sdk as ls
@@ -23,21 +21,8 @@ ls.emit_reward(1)
 """
 
 
-def run(code: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("LIGHTNING_HOME")}
-    return subprocess.run(
-        [sys.executable, "-W", "error", "-c", code],
-        cwd=cwd,
-        env={**kept, **environment},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-
-
 def test_a_program_without_a_collector_runs_unharmed_and_leaves_readable_segments(tmp_path: Path) -> None:
-    ran = run(PROGRAM, tmp_path)
+    ran = run_program(PROGRAM, tmp_path)
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "AB\n", "")
     records = read_spool(tmp_path / ".lightning" / "spool")
     assert bodies(records) == [
@@ -54,7 +39,7 @@ def test_a_program_without_a_collector_runs_unharmed_and_leaves_readable_segment
 
 
 def test_a_program_that_raises_ends_as_it_would_and_says_so_in_its_records(tmp_path: Path) -> None:
-    ran = run(PROGRAM.replace("return task.upper()", "raise SystemExit(3)"), tmp_path)
+    ran = run_program(PROGRAM.replace("return task.upper()", "raise SystemExit(3)"), tmp_path)
     assert (ran.returncode, ran.stderr) == (3, "")
     records = read_spool(tmp_path / ".lightning" / "spool")
     assert of_kind(records, "rollout_end")[0].rollout_end.outcome == 3
@@ -62,7 +47,7 @@ def test_a_program_that_raises_ends_as_it_would_and_says_so_in_its_records(tmp_p
 
 def test_what_was_recorded_before_a_kill_is_readable(tmp_path: Path) -> None:
     code = PROGRAM.replace("return task.upper()", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
-    assert run(code, tmp_path).returncode == -signal.SIGKILL
+    assert run_program(code, tmp_path).returncode == -signal.SIGKILL
     records = read_spool(tmp_path / ".lightning" / "spool")
     assert bodies(records) == ["join", "rollout_start", "scope_start", "reward"]
 
@@ -85,7 +70,7 @@ def solve():
 
 solve()
 """
-    ran = run(code, tmp_path)
+    ran = run_program(code, tmp_path)
     assert (ran.returncode, ran.stderr) == (0, "")
     records = read_spool(tmp_path / ".lightning" / "spool")
     producers = {
@@ -123,9 +108,145 @@ def solve():
 
 solve()
 """
-    assert run(code, tmp_path).returncode == 0
+    assert run_program(code, tmp_path).returncode == 0
     records = read_spool(tmp_path / ".lightning" / "spool")
     call = next(sourced for sourced in records if sourced.record.WhichOneof("body") == "call")
     child = [sourced for sourced in records if sourced.producer == call.producer]
     assert bodies(child) == ["join", "call", "leave"]
     assert call.record.scope_id == of_kind(records, "scope_start")[0].scope_id
+
+
+def test_a_forked_child_does_not_end_what_its_parent_began(tmp_path: Path) -> None:
+    code = """
+import os
+import lightning_sdk as ls
+from lightning_sdk.client.recorder import ProcessRecorder
+
+@ls.trace_tool
+def steps():
+    yield 1
+
+@ls.trace_tool
+async def wait():
+    class Pause:
+        def __await__(self): yield
+    await Pause()
+
+@ls.trace_agent
+def think():
+    yield 1
+
+@ls.trace_agent
+def solve():
+    recorder = ProcessRecorder()
+    call = recorder.start_call(integration="t", api="chat.completions", url="http://h", streamed=True)
+    call.sent(b"{}")
+    running, thinking, waiting = steps(), think(), wait()
+    next(running), next(thinking), waiting.send(None)
+    child = os.fork()
+    if not child:
+        call.finish("abandoned")
+        running.close(), thinking.close(), waiting.close()
+        os._exit(0)
+    os.waitpid(child, 0)
+    call.finish("ok")
+    list(running), list(thinking), waiting.close()
+
+solve()
+"""
+    ran = run_program(code, tmp_path)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    records = read_spool(tmp_path / ".lightning" / "spool")
+    assert len({sourced.producer for sourced in records}) == 1
+    assert [record.call.outcome for record in of_kind(records, "call")] == [Outcome.OUTCOME_OK]
+    assert len(of_kind(records, "tool_call")) == 2
+    assert len(of_kind(records, "scope_end")) == 2
+
+
+def test_a_generator_that_a_forked_child_begins_is_ended_there(tmp_path: Path) -> None:
+    code = """
+import os
+import lightning_sdk as ls
+
+@ls.trace_agent
+def think():
+    yield 1
+
+with ls.rollout():
+    thinking = think()
+    child = os.fork()
+    list(thinking)
+    if not child:
+        os._exit(0)
+    os.waitpid(child, 0)
+"""
+    assert run_program(code, tmp_path).returncode == 0
+    records = read_spool(tmp_path / ".lightning" / "spool")
+    ended = [item.producer for item in records if item.record.WhichOneof("body") == "scope_end"]
+    assert len(ended) == len(set(ended)) == 2
+
+
+def test_a_fork_leaves_no_lock_and_no_installation_of_another_thread_behind(tmp_path: Path) -> None:
+    """Another thread is in the middle of everything that has a lock: the child does it all by itself."""
+    site = tmp_path / "site"
+    info = site / "slow_plugins-1.0.dist-info"
+    info.mkdir(parents=True)
+    (site / "slow_library.py").write_text("patched = 0\n")
+    (site / "slow_plugins.py").write_text(
+        """
+import threading
+entered, go_on = threading.Event(), threading.Event()
+
+class Slow:
+    name, target, distribution, versions = "slow", "slow_library", "slow", ">=1"
+
+    def install(self, recorder):
+        import slow_library
+        if not entered.is_set():
+            entered.set()
+            go_on.wait()
+        slow_library.patched += 1
+        return lambda: None
+"""
+    )
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: slow-plugins\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[lightning_sdk.integrations]\nslow = slow_plugins:Slow\n")
+    code = """
+import os, threading
+import slow_library, slow_plugins
+import lightning_sdk as ls
+from lightning_integrations.openai import _installation
+from lightning_sdk import testing
+from lightning_sdk.client import faults, integrations, journal, runtime
+
+installing = threading.Thread(target=ls.init, daemon=True)
+installing.start()
+slow_plugins.entered.wait()
+
+held = threading.Event()
+def hold():
+    with integrations._lock, testing._lock, runtime._lock, journal._lock, _installation._lock:
+        held.set()
+        slow_plugins.go_on.wait()
+holding = threading.Thread(target=hold)
+holding.start()
+held.wait()
+
+child = os.fork()
+if child:
+    slow_plugins.go_on.set()
+    holding.join(), installing.join()
+    assert slow_library.patched == 1
+    assert os.waitpid(child, 0)[1] == 0
+else:
+    with ls.rollout():
+        assert slow_library.patched == 1
+    with testing.capture():
+        pass
+    undo = _installation.install(None)
+    undo()
+    assert faults.counters() == {}
+    os._exit(0)
+"""
+    ran = run_program(code, tmp_path, PYTHONPATH=f"{site}")
+    assert (ran.returncode, ran.stderr) == (0, "")
