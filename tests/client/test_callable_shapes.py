@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import lightning_sdk as ls
-from lightning_sdk.client import scope
+from lightning_sdk.client import faults, scope
 from lightning_sdk.errors import ConfigError
 from lightning_sdk.testing import capture
 from support.client_records import bodies, of_kind
@@ -275,6 +275,55 @@ def test_the_default_name_is_the_qualified_one_without_the_functions_around_it()
         "Team.plan",
         "at_module_level",
     ]
+
+
+def test_a_name_that_was_given_must_fit_and_one_that_was_found_is_made_to() -> None:
+    for trace in (ls.trace_agent, ls.trace_tool):
+        for name in ("\ud800", "x" * 257):
+            with pytest.raises(ConfigError, match=r"UTF-8|257 characters"):
+                trace(name=name)
+
+    def work() -> None: ...
+
+    class Odd:
+        def __call__(self) -> None: ...
+
+    odd = Odd()
+    odd.__qualname__ = 3  # type: ignore[attr-defined]
+    with capture() as cap:
+        for found in ("\ud800work", "x" * 300):
+            work.__qualname__ = found
+            ls.trace_agent(work)()
+        ls.trace_agent(odd)()
+    agents = [record.scope_start.agent for record in of_kind(cap.records, "scope_start")]
+    assert [agent.rpartition(".")[2] for agent in agents] == ["\\ud800work", "x" * 256, "Odd"]
+
+
+@pytest.mark.parametrize("trace", [ls.trace_agent, ls.trace_tool])
+def test_a_callable_that_cannot_be_looked_at_runs_all_the_same(
+    trace: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Strange:
+        @property
+        def __signature__(self) -> inspect.Signature:
+            raise LookupError("no signature today")
+
+        def __call__(self, value: int) -> int:
+            return value + 1
+
+    def breaks(*args: object) -> None:
+        raise ImportError("no module today")
+
+    monkeypatch.setenv("LIGHTNING_STRICT", "0")
+    with capture(), ls.rollout():
+        assert trace(Strange())(1) == 2
+        monkeypatch.setattr("lightning_sdk.client.execution.AgentExecution", breaks)
+        monkeypatch.setattr("lightning_sdk.client.execution.ToolExecution", breaks)
+        before = faults.counters().get("error.trace", 0)
+        assert trace(Strange())(1) == 2
+        assert trace(str.upper)("x") == "X"
+        assert list(trace(lambda: (yield 1))()) == [1]
+    assert faults.counters()["error.trace"] == before + 3
 
 
 def test_wrong_arguments_raise_at_the_call_as_without_the_decorator() -> None:

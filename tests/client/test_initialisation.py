@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 
 import lightning_sdk as ls
-from lightning_sdk.client import faults
+from lightning_sdk.client import faults, runtime
 from lightning_sdk.client.config import load_config
 from lightning_sdk.client.runtime import active
 from lightning_sdk.errors import ConfigError
@@ -190,6 +191,9 @@ def test_paths_become_absolute_at_init(monkeypatch: pytest.MonkeyPatch, tmp_path
         ({"integrations": "openai"}, "expected a list of names"),
         ({"integrations": ["nothing"]}, "'nothing', which nothing provides: installed are .*openai"),
         ({"redact": "x"}, "cannot be called"),
+        ({"project": "\ud800"}, "UTF-8"),
+        ({"run_id": "x" * 257}, "257 characters"),
+        ({"split": "\ud800"}, "UTF-8"),
     ],
 )
 def test_a_value_that_cannot_be_used_is_refused(options: dict[str, Any], message: str) -> None:
@@ -240,3 +244,22 @@ def test_a_spool_that_cannot_be_written_does_not_harm_the_agent(
     assert active() is not None
     monkeypatch.setenv("LIGHTNING_STRICT", "0")
     ls.shutdown()
+
+
+def test_a_thread_that_waits_for_integrations_in_vain_goes_on_and_that_is_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(runtime, "_READY_TIMEOUT_S", 0.0)
+    made: list[runtime.Runtime] = []
+    thread = threading.Thread(target=lambda: made.append(runtime.Runtime(load_config(), explicit=True)))
+    thread.start()
+    thread.join()
+    before = faults.counters().get("integrations_late", 0)
+    made[0].wait_ready()
+    made[0].wait_ready()
+    assert faults.counters()["integrations_late"] == before + 1
+
+
+def test_an_option_that_does_not_exist_is_a_mistake_in_the_code() -> None:
+    with pytest.raises(TypeError, match="there is no option projekt"):
+        load_config(projekt="p")

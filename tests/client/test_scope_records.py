@@ -11,11 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 import lightning_sdk as ls
-from lightning_sdk.client import faults
+from lightning_sdk.client import faults, journal
 from lightning_sdk.errors import ConfigError
 from lightning_sdk.testing import capture
 from support.client_records import bodies, make_call, of_kind, start_call
@@ -146,6 +149,46 @@ def test_a_rollout_block_is_entered_once() -> None:
 def test_arguments_of_a_rollout_that_cannot_be_used_are_refused(options: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match="expected"):
         ls.rollout(**options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["task_id", "run_id", "split", "group_id", "rollout_id"])
+def test_an_id_of_a_rollout_that_nobody_could_store_is_refused(name: str) -> None:
+    options: dict[str, Any] = {name: "\ud800"}
+    with pytest.raises(ConfigError, match=f"{name}='.ud800'. has half a surrogate pair"):
+        ls.rollout(**options)
+    options = {name: "x" * 257}
+    with pytest.raises(ConfigError, match="has 257 characters: at most 256 can be stored"):
+        ls.rollout(**options)
+    options = {name: "é" * 256}
+    with capture() as cap, ls.rollout(**options):
+        pass
+    assert len(of_kind(cap.records, "rollout_start")) == 1
+
+
+def test_work_that_a_collection_puts_off_at_the_very_last_moment_is_done(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It comes between the last look at what was put off and the moment from which on nothing is put off."""
+
+    class Collected(deque[Callable[[], object]]):
+        come = False
+
+        def __len__(self) -> int:
+            length = super().__len__()
+            if length == 0 and not self.come:
+                self.come = True
+                ls.annotate(put_off=True)
+            return length
+
+    with capture() as cap, ls.rollout():
+        late = Collected()
+        monkeypatch.setattr(journal._gate, "put_off", late)
+        ls.annotate(put_off=False)
+        assert late.come
+        assert [record.note.values for record in of_kind(cap.records, "note")] == [
+            b'{"put_off":false}',
+            b'{"put_off":true}',
+        ]
 
 
 async def test_concurrent_rollouts_do_not_mix() -> None:
