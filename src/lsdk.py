@@ -33,9 +33,12 @@ def main() -> int:
     if problem is not None:
         sys.stderr.write(f"lsdk: {problem}\n")
         return 2
-    from lightning_sdk.cli.main import main as run
+    try:
+        from lightning_sdk.cli.main import main as run
 
-    return run()
+        return run()
+    except KeyboardInterrupt:  # before or after the command itself, which ends quietly by itself
+        return 130
 
 
 def foreign_package() -> str | None:

@@ -114,3 +114,13 @@ def test_python_dash_m_is_the_same_command() -> None:
     )
     assert result.returncode == 0
     assert result.stdout.startswith("agent-lightning-sdk ")
+
+
+def test_an_interrupt_while_the_command_line_is_loaded_is_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted() -> int:
+        raise KeyboardInterrupt
+
+    loaded = type(sys)("lightning_sdk.cli.main")
+    loaded.main = interrupted  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "lightning_sdk.cli.main", loaded)
+    assert lsdk.main() == 130
