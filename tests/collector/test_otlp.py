@@ -3,10 +3,13 @@
 1. Spans with gen_ai attributes are stored as they came, each under its trace; others are dropped, counted.
 2. A span that is sent again is stored once.
 3. What is no span is rejected in the answer, and the rest of the request is stored.
+4. A call that our own client recorded is not told again by the span that an instrumentation made of it.
 """
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,6 +27,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter, Sp
 from lightning_sdk._proto.read_pb2 import StatsRequest
 from lightning_sdk._proto.read_pb2_grpc import ReadStub
 from lightning_sdk.collector.store.sqlite import SqliteStore
+from lightning_sdk.mdp import assemble
 from support.collectors import collector_thread
 from support.full_disk import full_disk
 from support.store_contract import ALL
@@ -191,3 +195,55 @@ def test_a_store_that_cannot_be_written_asks_the_exporter_to_try_again(
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
         TraceServiceStub(channel).Export(request_of(big))
     assert store.stats().counters["records"] == 1
+
+
+_BOTH = """
+import json
+import sys
+
+from opentelemetry import trace
+from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+
+import lightning_sdk as ls
+from lightning_sdk.client.recorder import ProcessRecorder
+
+target = sys.argv[1]
+provider = TracerProvider()
+provider.add_span_processor(SimpleSpanProcessor(OTLPSpanExporter(endpoint=target, insecure=True)))
+tracer = provider.get_tracer("their.instrumentation")
+ls.init(endpoint=f"grpc://{target}", integrations=[])
+message = {"role": "assistant", "content": "a"}
+body = {"id": "re_1", "choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}
+
+
+def chat():
+    recording = ProcessRecorder().start_call(
+        integration="openai", api="chat.completions", url="http://host/v1", streamed=False
+    )
+    if recording is not None:
+        recording.sent(json.dumps({"messages": [{"role": "user", "content": "q"}]}).encode())
+        recording.answered(200, {})
+        recording.received(json.dumps(body).encode())
+        recording.finish("ok")
+
+
+with tracer.start_as_current_span("chat", attributes={"gen_ai.operation.name": "chat"}):
+    chat()  # outside any rollout: only the span tells of it
+with ls.rollout(task_id="t1"):
+    with tracer.start_as_current_span("chat", attributes={"gen_ai.operation.name": "chat"}):
+        chat()
+ls.shutdown()
+provider.shutdown()
+"""
+
+
+def test_a_call_of_our_own_client_is_not_told_again_by_its_span(target: str, store: SqliteStore) -> None:
+    subprocess.run([sys.executable, "-c", _BOTH, target], check=True, timeout=60)
+    assert store.stats().counters["duplicate_spans"] == 1
+    assert store.stats().counters["rollouts"] == 2
+    told = {summary.task_id: assemble(records) for summary, records in store.read_rollouts(ALL)}
+    ((ours,), (theirs,)) = told["t1"], told[""]
+    assert [call.call_id.startswith("ca_") for call in ours.transitions] == [True]
+    assert [call.call_id.startswith("otel_") for call in theirs.transitions] == [True]

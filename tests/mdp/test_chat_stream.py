@@ -223,3 +223,11 @@ def streamed(body: dict[str, Any], draw: st.DataObject) -> list[bytes]:
 @given(body=completions, draw=st.data())
 def test_any_stream_joins_to_the_body_it_came_from(body: dict[str, Any], draw: st.DataObject) -> None:
     assert join_events(streamed(body, draw)) == body
+
+
+def test_a_stream_that_begins_with_an_empty_chunk_keeps_the_names_that_follow() -> None:
+    first = {"id": "", "model": "", "choices": [], "prompt_filter_results": []}
+    second = {"id": "c-1", "model": "tiny", "choices": [{"index": 0, "delta": {"content": "x"}}]}
+    third = {"id": "c-2", "model": "other", "choices": []}
+    body = join_events([json.dumps(each).encode() for each in (first, second, third)])
+    assert (body["id"], body["model"]) == ("c-1", "tiny")
