@@ -102,7 +102,7 @@ def without_spans(episode: Episode) -> Episode:
     return replace(episode, calls_without_transition=counts)
 
 
-@settings(deadline=None, derandomize=True, max_examples=100)
+@settings(deadline=None, derandomize=True, max_examples=60)
 @given(st.integers(0, 2**32))
 def test_summaries_and_joins_are_those_of_the_assembly(seed: int) -> None:
     rng = random.Random(seed)
