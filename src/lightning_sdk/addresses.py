@@ -44,6 +44,21 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+def leads_to(endpoint: str, host: str, port: int) -> bool:
+    """Whether `endpoint`, in a file of this machine, surely means its server that listens on `host` and `port`."""
+    try:
+        parts = urlsplit(endpoint)
+        named, named_port = parts.hostname or "", parts.port
+    except ValueError:
+        return False
+    everywhere = host in ("0.0.0.0", "::")  # noqa: S104
+    return (
+        parts.scheme == SCHEME
+        and named_port == port
+        and (named == host or (is_loopback(named) and (everywhere or is_loopback(host))))
+    )
+
+
 def without_user(url: str) -> str:
     """`url` without what may be a password, for a message."""
     scheme, separator, rest = url.rpartition("://")

@@ -88,7 +88,16 @@ def test_a_segment_that_is_owed_elsewhere_is_not_touched(spool: Path, store: Sql
     assert adopt_spool(spool, store) == AdoptionReport(waiting={"grpc://host:1": 1})
     assert path.read_bytes() == before
     assert store.stats().counters["records"] == 0
-    assert adopt_spool(spool, store, destination="grpc://host:1") == AdoptionReport(records=9, segments=1)
+    taken = adopt_spool(spool, store, is_ours=lambda owed_to: owed_to == "grpc://host:1")
+    assert taken == AdoptionReport(records=9, segments=1)
+
+
+def test_a_segment_that_its_living_owner_sends_here_is_left_to_it(spool: Path, store: SqliteStore) -> None:
+    telling = whole_rollout("a")
+    path = write_segment(spool, telling.producer, telling.frames, destination="grpc://host:1")
+    with living_owner(path):
+        assert adopt_spool(spool, store, is_ours=lambda _: True) == AdoptionReport(living=1)
+    assert adopt_spool(spool, store, is_ours=lambda _: True) == AdoptionReport(records=9, segments=1)
 
 
 def test_a_last_record_cut_short_is_told(spool: Path, store: SqliteStore) -> None:

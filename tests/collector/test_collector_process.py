@@ -198,3 +198,18 @@ def test_it_adopts_the_spool_of_its_home(home: Home) -> None:
     store = SqliteStore(home.store)
     assert [summary.complete for summary in store.list_rollouts(ALL)] == [True]
     store.close()
+
+
+def test_it_adopts_what_was_addressed_to_it_while_it_was_away(home: Home) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    telling, stranger = whole_rollout("a"), whole_rollout("b")
+    write_segment(home.spool, telling.producer, telling.frames, destination=f"grpc://localhost:{port}")
+    other = write_segment(home.spool, stranger.producer, stranger.frames, destination="grpc://localhost:1")
+    process = spawn_collector(home, port)
+    try:
+        wait_until(lambda: list(home.spool.glob("*.seg")) == [other])
+    finally:
+        process.terminate()
+        process.communicate()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from lightning_sdk._proto.ingest_pb2 import Frame
-from lightning_sdk.client.segments import RawFrame, SegmentReader, finish, list_segments
+from lightning_sdk.client.segments import RawFrame, SegmentReader, claim, finish, list_segments
 from lightning_sdk.collector.store.base import Store
 from lightning_sdk.errors import SpoolError
 
@@ -39,6 +39,18 @@ class AdoptionReport:
     problems: tuple[str, ...] = ()
 
 
+def _is_nobodys(destination: str) -> bool:
+    return not destination
+
+
+def _sends_itself(reader: SegmentReader) -> bool:
+    """Whether a living owner streams this segment to its destination, so that nobody else needs to."""
+    if not reader.header.destination or reader.header.spool_only:
+        return False
+    with claim(reader.path) as owner_is_gone:
+        return not owner_is_gone
+
+
 class Adopter:
     """Adopts again and again, and reads of a living owner's segment only what is new.
 
@@ -46,10 +58,10 @@ class Adopter:
     death at any point leaves nothing lost; what is read twice, the store knows.
     """
 
-    def __init__(self, spool: Path, store: Store, *, destination: str = "") -> None:
+    def __init__(self, spool: Path, store: Store, *, is_ours: Callable[[str], bool] = _is_nobodys) -> None:
         self._spool = spool
         self._store = store
-        self._destination = destination
+        self._is_ours = is_ours
         self._readers: dict[Path, SegmentReader] = {}
 
     def adopt(self) -> AdoptionReport:
@@ -59,7 +71,7 @@ class Adopter:
             SpoolError: the spool cannot be read.
             StoreError: the store cannot be written; whatever was not stored is still in the spool.
         """
-        one_pass = _Pass(self._store, self._destination, self._readers)
+        one_pass = _Pass(self._store, self._is_ours, self._readers)
         paths = list_segments(self._spool)
         self._forget_all_but(set(paths))
         for path in paths:
@@ -75,19 +87,20 @@ class Adopter:
             self._readers.pop(path).close()
 
 
-def adopt_spool(spool: Path, store: Store, *, destination: str = "") -> AdoptionReport:
+def adopt_spool(spool: Path, store: Store, *, is_ours: Callable[[str], bool] = _is_nobodys) -> AdoptionReport:
     """Adopt what lies in the spool by now.
 
     Args:
         spool: the directory; none is the same as an empty one.
         store: open for writing.
-        destination: only segments that name it are taken; the others are counted as waiting.
+        is_ours: whether segments with a destination are to be taken; by default those that have none. The others
+            are counted as waiting.
 
     Raises:
         SpoolError: the spool cannot be read.
         StoreError: the store cannot be written; whatever was not stored is still in the spool.
     """
-    adopter = Adopter(spool, store, destination=destination)
+    adopter = Adopter(spool, store, is_ours=is_ours)
     try:
         return adopter.adopt()
     finally:
@@ -97,9 +110,11 @@ def adopt_spool(spool: Path, store: Store, *, destination: str = "") -> Adoption
 class _Pass:
     """One pass: what it found so far."""
 
-    def __init__(self, store: Store, destination: str, readers: dict[Path, SegmentReader]) -> None:
+    def __init__(
+        self, store: Store, is_ours: Callable[[str], bool], readers: dict[Path, SegmentReader]
+    ) -> None:
         self._store = store
-        self._destination = destination
+        self._is_ours = is_ours
         self._readers = readers
         self._records = 0
         self._found: Counter[str] = Counter()
@@ -123,8 +138,11 @@ class _Pass:
             return
         keep = False
         try:
-            if reader.header.destination != self._destination:
+            if not self._is_ours(reader.header.destination):
                 self._waiting[reader.header.destination] += 1
+                return
+            if _sends_itself(reader):
+                self._found["living"] += 1
                 return
             while frames := reader.read():
                 self._store_new(reader.header.producer, frames)

@@ -18,7 +18,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
 
 from lightning_sdk._proto.ingest_pb2_grpc import add_IngestServicer_to_server
 from lightning_sdk._proto.read_pb2_grpc import add_ReadServicer_to_server
-from lightning_sdk.addresses import is_loopback, join_host_port
+from lightning_sdk.addresses import is_loopback, join_host_port, leads_to
 from lightning_sdk.client.segments import MAX_MESSAGE_BYTES
 from lightning_sdk.collector.address import Announcement, local_endpoint
 from lightning_sdk.collector.adopt import Adopter
@@ -73,7 +73,8 @@ class Collector:
         self._host = host
         self._port = port
         self._interceptors = [TokenInterceptor(token)] if token else []
-        self._adopter = Adopter(spool, store) if spool else None
+        self._spool = spool
+        self._adopter: Adopter | None = None
         self._adopting = asyncio.Lock()
         self._problems: set[str] = set()
 
@@ -110,6 +111,10 @@ class Collector:
         except BaseException:
             await self._committer.close()
             raise
+        if self._spool:
+            self._adopter = Adopter(
+                self._spool, self._store, is_ours=lambda owed_to: self._is_ours(owed_to, port)
+            )
         self._adoption = asyncio.create_task(self._keep_adopting())
         return port
 
@@ -128,6 +133,10 @@ class Collector:
             if self._adopter:
                 self._adopter.close()
                 self._adopter = None
+
+    def _is_ours(self, destination: str, port: int) -> bool:
+        """Whether records with this destination end here: they have none, or this is it."""
+        return not destination or leads_to(destination, self._host, port)
 
     def _bind(self) -> int:
         _check_bindable(self._host, self._port)
