@@ -20,8 +20,12 @@ from lightning_sdk.policy.transformers_engine.sampling import make_generator, sa
 
 _log = logging.getLogger(__name__)
 
+# A long prompt runs in pieces that end at multiples of this, whoever its neighbours are; between two pieces
+# the others sample, and whoever gave up leaves.
+_PIECE_TOKENS = 256
 
-@dataclass(slots=True)
+
+@dataclass(slots=True, eq=False)
 class _Row:
     """One choice of one answer. While it runs it is in slot number "its place among the running rows"."""
 
@@ -62,7 +66,11 @@ class TransformersEngine:
         self._threads = threads
         self._max_batch = max_batch
         self._max_queue = max_queue
+        # Those that sample come first; behind them those whose prompt has not run to its end yet.
         self._rows: list[_Row] = []
+        self._sampling = 0
+        # The latter once more, in the order of their turns.
+        self._reading: deque[_Row] = deque()
         self._waiting: deque[_Row] = deque()
         self._changed = threading.Condition()
         self._closing = False
@@ -169,12 +177,16 @@ class TransformersEngine:
             return not self._closing
 
     def _turn(self) -> None:
-        """One step of the batch, after those who left and those who joined."""
+        """One step of the batch, after those who left, those who joined, and a bounded part of prompts."""
         self._leave([place for place, row in enumerate(self._rows) if row.given_up])
         while (row := self._next_waiting()) is not None:
-            self._join(row)
-        if self._rows:
-            logits = self._model.forward(0, [row.sampled[-1:] for row in self._rows])
+            self._model.slots.claim(len(self._rows) - 1, row.prompt)
+            self._reading.append(row)
+        read = 0
+        while self._reading and read < _PIECE_TOKENS:
+            read += self._read_on(self._reading.popleft())
+        if self._sampling:
+            logits = self._model.forward(0, [row.sampled[-1:] for row in self._rows[: self._sampling]])
             self._advance(0, logits)
 
     def _next_waiting(self) -> _Row | None:
@@ -187,15 +199,28 @@ class TransformersEngine:
                     return row
         return None
 
-    def _join(self, row: _Row) -> None:
-        """Run the part of its prompt that no slot holds yet, and sample its first token."""
-        place = len(self._rows) - 1
-        start = self._model.slots.claim(place, row.prompt)
-        self._advance(place, self._model.forward(place, [row.prompt[start:]]))
+    def _read_on(self, row: _Row) -> int:
+        """Run the next piece of a prompt that no slot holds yet; after the last one sample the first token.
+
+        Returns:
+            How many tokens ran.
+        """
+        place = self._rows.index(row)
+        # Meanwhile another may have read what both begin with: the other choices of one request always do.
+        start = self._model.slots.catch_up(place, row.prompt)
+        end = min(len(row.prompt), (start // _PIECE_TOKENS + 1) * _PIECE_TOKENS)
+        logits = self._model.forward(place, [row.prompt[start:end]])
+        if end < len(row.prompt):
+            self._reading.append(row)
+        else:
+            self._swap(place, self._sampling)
+            self._sampling += 1
+            self._advance(self._sampling - 1, logits)
+        return end - start
 
     def _advance(self, first: int, logits: torch.Tensor) -> None:
-        """Give each row from `first` on its next token; those that are done leave."""
-        rows = self._rows[first:]
+        """Give each row that samples, from `first` on, its next token; those that are done leave."""
+        rows = self._rows[first : self._sampling]
         # This thread is the only one that changes the weights, and never between a pass and its sampling.
         version = self.policy_version
         tokens = sample(logits, [row.params for row in rows], [row.generator for row in rows])
@@ -226,16 +251,28 @@ class TransformersEngine:
     def _leave(self, places: Sequence[int]) -> None:
         """Take rows out, filling each place from the end; what they computed stays in the slots behind."""
         for place in reversed(places):
-            last = len(self._rows) - 1
-            self._model.slots.swap(place, last)
+            if place < self._sampling:
+                self._sampling -= 1
+                self._swap(place, self._sampling)
+                place = self._sampling
+            else:
+                self._reading.remove(self._rows[place])
+            self._swap(place, len(self._rows) - 1)
             with self._changed:
-                self._rows[place] = self._rows[last]
                 self._rows.pop()
+
+    def _swap(self, a: int, b: int) -> None:
+        """Exchange two running rows."""
+        self._model.slots.swap(a, b)
+        with self._changed:
+            self._rows[a], self._rows[b] = self._rows[b], self._rows[a]
 
     def _refuse_all(self, make_error: Callable[[], ApiError]) -> None:
         with self._changed:
             rows = [*self._rows, *self._waiting]
             self._rows.clear()
             self._waiting.clear()
+        self._reading.clear()
+        self._sampling = 0
         for row in rows:
             row.deliver(make_error())

@@ -81,6 +81,25 @@ class KeyValueSlots(Cache):
             self.swap(oldest, slot)
             self._copy(oldest if donor == slot else donor, slot, length)
         self.tokens[slot] = list(prompt[:length])
+        if len(prompt) > self._columns:
+            self._grow(len(prompt))  # at once, not with each piece of the prompt
+        return length
+
+    def catch_up(self, slot: int, prompt: Sequence[int]) -> int:
+        """Take over what another slot holds by now of `prompt`, where that is more than `slot` holds.
+
+        Returns:
+            How many tokens of `prompt`, of which `slot` holds a prefix, it holds now; never all of them.
+        """
+        length = len(self.tokens[slot])
+        if length + 1 < len(prompt):
+            shared = [_common_prefix(held, prompt) for held in self.tokens]
+            donor = max(range(self.count), key=shared.__getitem__)
+            longest = min(shared[donor], len(prompt) - 1)
+            if longest > length:
+                self._copy(donor, slot, longest)
+                self.tokens[slot] = list(prompt[:longest])
+                length = longest
         return length
 
     def swap(self, a: int, b: int) -> None:
