@@ -95,6 +95,8 @@ def select(transitions: Sequence[Transition], selection: Selection, group_C: Seq
     """Decide for each transition. What it is comes first, then what is wrong with it, then how old it is.
 
     Args:
+        transitions: C of them.
+        selection: what is wanted.
         group_C: the group of each transition.
     """
     foreign = tuple(_foreign(transition, selection) for transition in transitions)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from lightning_sdk.errors import ConfigError
 from lightning_sdk.mdp.episode import Episode, Group, Transition
-from lightning_sdk.mdp.select import Selection, select
+from lightning_sdk.mdp.select import POLICY_TOO_OLD, Selection, select
 
 # Why a rollout counts in neither baseline nor loss.
 NO_REWARD: Final = "no_reward"  # none was emitted, and `failure_reward` does not apply
@@ -111,6 +111,7 @@ def build_table(
         groups: each group once, each rollout once. Pass rollouts that are complete.
         selection: which transitions are trained; by default every one that can be.
         failure_reward: finite.
+        mask_truncated: as above.
         require_reward: False where the credit comes from elsewhere (`precomputed`).
 
     Raises:
@@ -183,19 +184,27 @@ def build_table(
     return table
 
 
-def count_table(table: CallTable) -> dict[str, int]:
-    """Who counts and who does not, in numbers, by reason.
+def count_rollouts(table: CallTable) -> dict[str, int]:
+    """Who counts and who does not, in numbers.
 
-    `rollouts`, `calls` (transitions), `incomplete_rollouts`; `rollouts_<reason>` for each reason why a rollout is
-    not in the loss; `calls_<reason>` for each reason why a transition is not selected.
+    `groups`, `rollouts`, `calls` (transitions), `incomplete_rollouts`; `rollouts_<reason>` for each reason why a
+    rollout is not in the loss. Rollouts dropped for their age are told by length: `policy_too_old_with_4_to_7_calls`.
     """
     counts = Counter(
+        groups=len(table.groups),
         rollouts=len(table.episodes),
         calls=table.calls,
         incomplete_rollouts=sum(not episode.complete for episode in table.episodes),
     )
     counts.update(f"rollouts_{reason}" for reason in table.reason_E if reason is not None)
-    counts.update(f"calls_{reason}" for reason in table.reason_C if reason is not None)
+    aged = {
+        episode
+        for episode, reason in zip(table.episode_C.tolist(), table.reason_C, strict=True)
+        if reason == POLICY_TOO_OLD
+    }
+    for episode in aged:
+        low = 1 << (len(table.calls_of(episode)).bit_length() - 1)
+        counts[f"policy_too_old_with_{low}_to_{2 * low - 1}_calls"] += 1
     return dict(counts)
 
 
