@@ -124,7 +124,7 @@ def test_the_order_in_which_transitions_come_is_nothing(calls: list[Sampled], ra
     def told(given: list[Transition]) -> object:
         forest = build_chains(given)
         chains = forest.lay_out([each.drop_reason is None for each in given])
-        broken = {key(each): why for each, why in zip(given, forest.breaks, strict=True)}
+        broken = {key(each): why for each, why in zip(given, forest.find_breaks(), strict=True)}
         return [([key(given[at]) for at in chain.nodes], chain.first_own) for chain in chains], broken
 
     assert told(transitions) == told(shuffled)

@@ -72,7 +72,7 @@ def breaks_of(tape: Tape) -> dict[str, str]:
     forest = forest_of(tape)
     return {
         each.call_id: reason
-        for each, reason in zip(forest.transitions, forest.breaks, strict=True)
+        for each, reason in zip(forest.transitions, forest.find_breaks(), strict=True)
         if reason is not None
     }
 

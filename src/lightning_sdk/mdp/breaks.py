@@ -66,13 +66,22 @@ def find_breaks(
 def _find_suspects(
     transitions: Sequence[Transition], nodes: Sequence[int], parents: Sequence[int | None]
 ) -> set[int]:
-    """Where a chain can have been broken: at every root but the first, at every branch but the first."""
+    """Where a chain can have been broken: at a root or branch other than the first that holds more answers."""
     suspects = set()
     first_step: dict[int | None, int] = {}
     for at in nodes:
-        if first_step.setdefault(parents[at], transitions[at].step) != transitions[at].step:
+        parent = parents[at]
+        if first_step.setdefault(parent, transitions[at].step) == transitions[at].step:
+            continue
+        known = _known_messages(None if parent is None else transitions[parent])
+        if any(message.get("role") == "assistant" for message in messages_of(transitions[at])[known:]):
             suspects.add(at)
     return suspects
+
+
+def _known_messages(parent: Transition | None) -> int:
+    """How many messages of a prompt its parent accounts for: its own, and its answer."""
+    return 0 if parent is None else len(messages_of(parent)) + 1
 
 
 class _Past:
@@ -99,7 +108,7 @@ class _Past:
         key = transition.policy or transition.model
         messages = messages_of(transition)
         histories = digest_histories(transition, reasoning=False)
-        known = 0 if parent is None else len(messages_of(parent)) + 1
+        known = _known_messages(parent)
         for length in range(len(messages), known, -1):
             found = self._ends.get((key, histories[length]))
             if found is not None:

@@ -44,14 +44,11 @@ class ChainForest:
         order: positions of those that take part, by call order and, within a call, by choice. The others have
             no response, or are the earlier one of two with the same call id.
         parents: the transition that each extends; None for a root, and for what takes no part.
-        breaks: why a call does not extend the one that its messages go on from; None where it does, or where
-            it begins something new or goes another way on purpose.
     """
 
     transitions: tuple[Transition, ...]
     order: tuple[int, ...]
     parents: tuple[int | None, ...]
-    breaks: tuple[Break | None, ...]
 
     def lay_out(self, trained: Sequence[bool]) -> list[Chain]:
         """Chains that together hold every trained transition in exactly one place.
@@ -96,9 +93,20 @@ class ChainForest:
             for path, own in zip(paths, first_own, strict=True)
         ]
 
+    def find_breaks(self) -> list[Break | None]:
+        """Why a call with token ids does not extend the one that its messages go on from, for each transition.
+
+        None where it does, or where it begins something new or goes another way from what is the same.
+        """
+        return find_breaks(
+            self.transitions,
+            [at for at in self.order if self.transitions[at].fidelity == "engine"],
+            self.parents,
+        )
+
     def count_breaks(self) -> Mapping[Break, int]:
         """How many calls do not extend the one that they go on from, by why."""
-        calls = {self.transitions[at].step: reason for at, reason in enumerate(self.breaks) if reason}
+        calls = {self.transitions[at].step: reason for at, reason in enumerate(self.find_breaks()) if reason}
         return Counter(calls.values())
 
     def _ancestors(self, at: int) -> list[int]:
@@ -126,15 +134,9 @@ def build_chains(transitions: Sequence[Transition]) -> ChainForest:
         raise ValueError("chains are built for the transitions of one attempt of one rollout, not of several")
     order = _find_nodes(transitions)
     parents: list[int | None] = [None] * len(transitions)
-    engine = [at for at in order if transitions[at].fidelity == "engine"]
-    _link_by_tokens(transitions, engine, parents)
+    _link_by_tokens(transitions, [at for at in order if transitions[at].fidelity == "engine"], parents)
     _link_by_messages(transitions, [at for at in order if transitions[at].fidelity == "text"], parents)
-    return ChainForest(
-        transitions=tuple(transitions),
-        order=tuple(order),
-        parents=tuple(parents),
-        breaks=tuple(find_breaks(transitions, engine, parents)),
-    )
+    return ChainForest(transitions=tuple(transitions), order=tuple(order), parents=tuple(parents))
 
 
 def _find_nodes(transitions: Sequence[Transition]) -> list[int]:
