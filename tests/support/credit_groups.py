@@ -41,7 +41,9 @@ def rollout(
 
     `extra` is a reward that found no call. `scope_rewards` are emitted in a scope (None: the rollout) and found none.
     """
-    events = [_event(made.reward, f"{rollout_id}.{at}", made.scope) for at, made in enumerate(calls) if made.reward]
+    events = [
+        _event(made.reward, f"{rollout_id}.{at}", made.scope) for at, made in enumerate(calls) if made.reward
+    ]
     if extra is not None:
         events.append(_event(extra, None, None))
     events += [_event(value, None, scope) for scope, value in scope_rewards]
@@ -49,7 +51,8 @@ def rollout(
     for made in calls:
         steps.append((steps[-1] if steps else -1) + (0 if made.further_choice and steps else 1))
     transitions = [
-        _transition(rollout_id, made, at, steps, rewarded, truncated, outcome) for at, made in enumerate(calls)
+        _transition(rollout_id, made, at, steps, rewarded, truncated, outcome)
+        for at, made in enumerate(calls)
     ]
     return Episode(
         rollout_id=rollout_id,

@@ -39,7 +39,7 @@ def turn_gae(
         table: of C rows and E rollouts.
         values: V(s) of each row, by call id, or as a function. Needed at every decision of a rollout that counts.
         final_values: V after the last response token of each rollout, by rollout id, or as a function. Needed for
-            truncated rollouts that count.
+            truncated rollouts in the loss.
         gamma: from 0 to 1.
         lam: from 0 (one turn ahead) to 1 (the return minus V).
 
@@ -59,7 +59,7 @@ def turn_gae(
     if final_values is not None:
         ids = [episode.rollout_id or "" for episode in table.episodes]
         final_of = _column(table, final_values, ids, "final_values")
-    cut = np.flatnonzero(table.truncated_E & table.in_baseline_E & ~np.isfinite(final_of))
+    cut = np.flatnonzero(table.truncated_E & table.in_loss_E & ~np.isfinite(final_of))
     if cut.size:
         raise ConfigError(
             f"rollout {table.episodes[int(cut[0])].rollout_id!r} was truncated, so it goes on from its last call; "
