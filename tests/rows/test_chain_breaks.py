@@ -105,6 +105,15 @@ def test_a_break_late_in_a_conversation_counts_although_its_beginning_is_a_paren
     assert forest.count_breaks() == {"retokenised": 1}
 
 
+def test_a_call_may_be_the_first_to_extend_one_and_yet_go_on_from_another() -> None:
+    tape = Tape()
+    talk(tape, "a", ["q"], "cat", [1], [2])
+    talk(tape, "b", ["q", "cat", "r"], "dog", [80, 2, 3], [4])
+    talk(tape, "c", ["q", "cat", "r", "dog", "s"], "emu", [1, 2, 3, 4, 5], [6])
+    assert forest_of(tape).parents == (None, None, 0)
+    assert breaks_of(tape) == {"b": "template", "c": "template"}
+
+
 def test_an_answer_rewritten_late_counts_too() -> None:
     tape = Tape()
     talk(tape, "a", ["q"], "cat", [1], [2])

@@ -43,8 +43,8 @@ def find_breaks(
         parents: what each extends by token ids.
     """
     breaks: list[Break | None] = [None] * len(transitions)
-    suspects = _find_suspects(transitions, nodes, parents)
-    # A rollout that is one chain, as most are, needs no look at its messages.
+    suspects = {at for at in nodes if _holds_more(transitions[at], _parent(transitions, parents, at))}
+    # A rollout of unbroken chains, as most are, needs no closer look at its messages.
     if not suspects:
         return breaks
     past = _Past()
@@ -58,25 +58,19 @@ def find_breaks(
             waiting, step = [], each.step
         waiting.append(at)
         if at in suspects:
-            parent = parents[at]
-            breaks[at] = past.judge(transitions, each, None if parent is None else transitions[parent])
+            breaks[at] = past.judge(transitions, each, _parent(transitions, parents, at))
     return breaks
 
 
-def _find_suspects(
-    transitions: Sequence[Transition], nodes: Sequence[int], parents: Sequence[int | None]
-) -> set[int]:
-    """Where a chain can have been broken: at a root or branch other than the first that holds more answers."""
-    suspects = set()
-    first_step: dict[int | None, int] = {}
-    for at in nodes:
-        parent = parents[at]
-        if first_step.setdefault(parent, transitions[at].step) == transitions[at].step:
-            continue
-        known = _known_messages(None if parent is None else transitions[parent])
-        if any(message.get("role") == "assistant" for message in messages_of(transitions[at])[known:]):
-            suspects.add(at)
-    return suspects
+def _parent(transitions: Sequence[Transition], parents: Sequence[int | None], at: int) -> Transition | None:
+    parent = parents[at]
+    return None if parent is None else transitions[parent]
+
+
+def _holds_more(transition: Transition, parent: Transition | None) -> bool:
+    """Whether a prompt holds answers that its parent does not account for."""
+    beyond = messages_of(transition)[_known_messages(parent) :]
+    return any(message.get("role") == "assistant" for message in beyond)
 
 
 def _known_messages(parent: Transition | None) -> int:
