@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -74,6 +75,12 @@ def test_a_reward_of_a_call_belongs_to_that_calls_scope() -> None:
         "a", call(5.0, scope="writer"), call(scope="writer"), call(scope="checker"), scopes=[("writer", None)]
     )
     equal(credits_of("broadcast_scope", episode), [5.0, 5.0, 0.0])
+
+
+def test_a_replaced_reward_counts_nowhere() -> None:
+    episode = rollout("a", call(1.0, scope="x"), scopes=[("x", None)])
+    old = replace(episode.rewards[0], value=50.0, replaced=True)
+    equal(credits_of("broadcast_scope", replace(episode, rewards=[old, *episode.rewards])), [1.0])
 
 
 def test_broadcast_scope_without_scopes_is_broadcast() -> None:

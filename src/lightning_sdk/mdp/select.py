@@ -149,8 +149,9 @@ def is_on_distribution(transition: Transition) -> bool:
     temperature = known.get("temperature")
     if temperature is not None and not temperature > 0:
         return False
-    if any(known.get(name) is not None and known[name] not in own for name, own in _OWN_SAMPLING.items()):
-        return False
+    for name, value in known.items():
+        if value is not None and name in _OWN_SAMPLING and value not in _OWN_SAMPLING[name]:
+            return False
     wanted = transition.observation.get("response_format")
     return (wanted.get("type") if isinstance(wanted, Mapping) else wanted) in _FREE_FORMATS
 
