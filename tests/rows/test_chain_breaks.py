@@ -71,6 +71,13 @@ def test_another_rendering_of_the_earlier_prompt_is_the_templates() -> None:
     assert breaks_of(tape) == {"b": "template"}
 
 
+def test_where_the_earlier_prompt_differs_already_the_response_is_not_looked_at() -> None:
+    tape = Tape()
+    talk(tape, "a", ["q"], "cat", [1, 7, 8], [2, 5, END])
+    talk(tape, "b", ["q", "cat", "more"], "dog", [1, 9, 22, END, 3], [4, END])
+    assert breaks_of(tape) == {"b": "template"}
+
+
 def test_a_rewritten_answer_is_an_edited_history() -> None:
     tape = Tape()
     talk(tape, "a", ["q"], "cat", [1], [2, END])
