@@ -76,3 +76,25 @@ def bench(session: nox.Session) -> None:
     session.install("--quiet", ".[server]", *_group("bench"))
     for name in session.posargs or ["capture", "ingest"]:
         session.run("python", f"benchmarks/{name}.py")
+
+
+@nox.session(python="3.11")
+def cross_check(session: nox.Session) -> None:
+    """Credits and baselines against the code of verl, OpenRLHF, SkyRL and Trinity-RFT, on the same data."""
+    session.install("--quiet", TORCH)
+    session.install("--quiet", "-e", ".[server]", "numpy", *_group("test"))
+    # What their functions import; their own requirements ask for CUDA.
+    session.install(
+        "--quiet",
+        "codetiming",
+        "deepspeed",
+        "omegaconf",
+        "pylatexenc",
+        "ray",
+        "tensordict",
+        "transformers>=5,<6",
+    )
+    session.install(
+        "--quiet", "--no-deps", "openrlhf==0.11.2", "skyrl==0.3.0", "trinity-rft==0.6.0", "verl==0.9.1"
+    )
+    session.run("pytest", "tests/cross_check/against_others.py", *session.posargs)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from array import array
 from collections import defaultdict
 from collections.abc import Collection, Sequence
-from typing import Literal
+from typing import Literal, Protocol
 
-from lightning_sdk.mdp.calls import CallView
 from lightning_sdk.mdp.prefixes import PrefixIndex
 
 Use = Literal["used", "unused", "unknown"]
@@ -15,7 +14,29 @@ Use = Literal["used", "unused", "unknown"]
 ChoiceAt = tuple[int, int]
 
 
-def find_parents(calls: Sequence[CallView]) -> list[ChoiceAt | None]:
+class SampledChoice(Protocol):
+    """One choice, as far as its ids go."""
+
+    @property
+    def index(self) -> int: ...
+    @property
+    def token_ids(self) -> Sequence[int] | None: ...
+
+
+class SampledCall(Protocol):
+    """One call, as far as its ids go: a `CallView`, or what is left of one."""
+
+    @property
+    def policy(self) -> str | None: ...
+    @property
+    def model(self) -> str | None: ...
+    @property
+    def prompt_token_ids(self) -> Sequence[int] | None: ...
+    @property
+    def choices(self) -> Sequence[SampledChoice]: ...
+
+
+def find_parents(calls: Sequence[SampledCall]) -> list[ChoiceAt | None]:
     """For each call the earlier choice whose prompt and response its prompt extends, by exact token ids.
 
     The longest wins; of equally long ones the latest call, and the lowest index within it. Only calls of the
@@ -40,7 +61,7 @@ def find_parents(calls: Sequence[CallView]) -> list[ChoiceAt | None]:
 
 
 def find_uses(
-    calls: Sequence[CallView], parents: Sequence[ChoiceAt | None], rewarded: Collection[ChoiceAt]
+    calls: Sequence[SampledCall], parents: Sequence[ChoiceAt | None], rewarded: Collection[ChoiceAt]
 ) -> dict[ChoiceAt, Use]:
     """Whether each choice of each call was used.
 
