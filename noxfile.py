@@ -82,7 +82,7 @@ def bench(session: nox.Session) -> None:
 def cross_check(session: nox.Session) -> None:
     """Credits and baselines against the code of verl, OpenRLHF, SkyRL and Trinity-RFT, on the same data."""
     session.install("--quiet", TORCH)
-    session.install("--quiet", "-e", ".[server]", "numpy", *_group("test"))
+    session.install("--quiet", "-e", ".[server]", *_group("test"))
     # What their functions import; their own requirements ask for CUDA.
     session.install(
         "--quiet",

@@ -17,6 +17,7 @@ _MARK = 'DISTRIBUTION = "agent-lightning-sdk"'
 # What the command line imports of each distribution in the [server] extra.
 SERVER_MODULES = {
     "click": "click",
+    "numpy": "numpy",
     "opentelemetry-proto": "opentelemetry.proto",
     "orjson": "orjson",
     "packaging": "packaging",

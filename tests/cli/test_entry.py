@@ -90,7 +90,7 @@ def test_a_base_install_is_told_which_extra_it_needs(site: Path) -> None:
     result = run_in(site, "--help")
     assert result.returncode == 2
     assert result.stderr == (
-        "lsdk: the command line needs click, opentelemetry-proto, orjson, packaging, pydantic, rich, "
+        "lsdk: the command line needs click, numpy, opentelemetry-proto, orjson, packaging, pydantic, rich, "
         "starlette, uvicorn, which the base install leaves out: "
         "run `pip install 'agent-lightning-sdk[server]'`\n"
     )

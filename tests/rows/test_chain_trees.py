@@ -6,7 +6,6 @@
 3. Calls with the same prompt are siblings.
 4. At a fork the first child in call order, then by choice, has the parent's tokens as its own; the others carry
    them as context. Only children that lead to something trained count.
-5. Of a call that was told twice only the last telling takes part.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import pytest
 from lightning_sdk.mdp import Transition
 from lightning_sdk.mdp.chains import build_chains
 from support.record_factory import Tape, chat_body
-from support.row_factory import chains_of, forest_of, name, transitions_of
+from support.row_factory import chains_of, transitions_of
 
 END = 99  # the token that ends a turn
 
@@ -190,21 +189,6 @@ def test_calls_of_different_models_share_nothing() -> None:
     body = chat_body("x", id="re_b", prompt_ids=[1, 2, 3], ids=[[4]])
     tape.call("b", {**body, "model": "another"})
     assert chains_of(tape) == [([], ["a"]), ([], ["b"])]
-
-
-def test_of_a_call_told_twice_the_last_telling_is_trained() -> None:
-    tape = Tape()
-    tape.engine_call("a", [1], [2])
-    tape.engine_call("a", [1], [3])
-    tape.engine_call("b", [1, 2, 4], [5])
-    forest = forest_of(tape)
-    told = [at for chain in forest.lay_out([True] * 3) for at in chain.nodes]
-    assert [
-        (name(forest.transitions[at]), list(forest.transitions[at].response_token_ids or ())) for at in told
-    ] == [
-        ("a", [3]),
-        ("b", [5]),
-    ]
 
 
 def test_a_failed_call_and_an_empty_response_take_no_part() -> None:

@@ -5,6 +5,12 @@ records ─ joining ─ order ─ repeats ─┬─ calls (apis, token_ids) ─ 
                                      └─ events (scopes, tools) ───────────────────────┘
 
 `frame` has the rules that the store's summaries follow too.
+
+Learning from episodes has modules of its own, which this one does not import, since they need numpy (in the
+`[server]` extra):
+
+episodes ─ table (select) ─ credit ─ baseline ─ advantages ─┬─ chains ─ sequences ─ packing
+                                                                  └─ explain
 """
 
 from __future__ import annotations

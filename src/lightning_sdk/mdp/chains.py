@@ -42,7 +42,7 @@ class ChainForest:
     Attributes:
         transitions: as they were given.
         order: positions of those that take part, by call order and, within a call, by choice. The others have
-            no response, or are the earlier one of two with the same call id.
+            no response.
         parents: the transition that each extends; None for a root, and for what takes no part.
     """
 
@@ -140,15 +140,11 @@ def build_chains(transitions: Sequence[Transition]) -> ChainForest:
 
 
 def _find_nodes(transitions: Sequence[Transition]) -> list[int]:
-    """Positions of what was answered, in call order; of one call id told twice only what was told last."""
-    last_step: dict[str, int] = {}
-    for each in transitions:
-        last_step[each.call_id] = max(each.step, last_step.get(each.call_id, 0))
+    """Positions of what was answered, in call order."""
     nodes = [
         at
         for at, each in enumerate(transitions)
-        if each.step == last_step[each.call_id]
-        and (each.response_token_ids if each.fidelity == "engine" else answer_of(each) is not None)
+        if (each.response_token_ids if each.fidelity == "engine" else answer_of(each) is not None)
     ]
     return sorted(nodes, key=lambda at: (transitions[at].step, transitions[at].choice))
 
