@@ -12,7 +12,7 @@ MAX_ID_CHARACTERS: Final = 256
 def new_id(kind: str) -> str:
     """A fresh id such as ``ro_3f…`` (32 hexadecimal digits after the kind).
 
-    Kinds in use: ``run`` run, ``ro`` rollout, ``sc`` scope, ``ca`` call, ``tc`` tool call.
+    Kinds in use: ``run`` run, ``ro`` rollout, ``sc`` scope, ``ca`` call, ``tc`` tool call, ``rw`` reward.
     """
     return f"{kind}_{os.urandom(16).hex()}"
 

@@ -31,6 +31,7 @@ COMMANDS: Final[dict[str, str]] = {
     "collect": "Receive records over the network and store them.",
     "rollouts": "List rollouts, newest first.",
     "show": "Show one rollout as a tree.",
+    "reward": "Reward a rollout after it has ended.",
     "stats": "Sum up what was recorded, and what of it can be used.",
     "export": "Write a dataset with a backend.",
     "serve": "Serve MODEL, a local Hugging Face directory, as an OpenAI-style endpoint.",

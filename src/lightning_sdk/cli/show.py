@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 import click
 
 from lightning_sdk._proto.read_pb2 import RolloutQuery
@@ -11,12 +9,9 @@ from lightning_sdk.cli.console import print_json, show
 from lightning_sdk.cli.episode_json import episode_record
 from lightning_sdk.cli.episode_tree import render_episode
 from lightning_sdk.cli.example import example
-from lightning_sdk.cli.listing import list_rows, rollout_table
-from lightning_sdk.cli.reading import Loaded, Source, call_views, json_option, load, source_options
+from lightning_sdk.cli.finding import load_rollout, unique_rollout
+from lightning_sdk.cli.reading import Source, call_views, json_option, source_options
 from lightning_sdk.collector.reader import Reader
-
-# How many of the rollouts that fit the beginning of an id are listed.
-_CANDIDATES: Final = 10
 
 
 @click.command(
@@ -38,7 +33,7 @@ def command(source: Source, rollout: str | None, last: bool, full: bool, as_json
     if (rollout is None) == (not last):
         raise click.UsageError("name a rollout (`lsdk rollouts` lists them) or say --last, not both")
     with source.reader() as reader:
-        loaded = _load_one(reader, _newest(reader) if rollout is None else _unique(reader, rollout))
+        loaded = load_rollout(reader, _newest(reader) if rollout is None else unique_rollout(reader, rollout))
     if as_json:
         print_json(episode_record(loaded.episode))
     else:
@@ -49,28 +44,3 @@ def _newest(reader: Reader) -> str:
     for summary in reader.list_rollouts(RolloutQuery(limit=1)):
         return summary.rollout_id
     raise click.UsageError("there is no rollout yet: run a program that uses @trace_agent")
-
-
-def _unique(reader: Reader, beginning: str) -> str:
-    """The only rollout whose id begins so. Where there are several, they are listed on stderr."""
-    # The reader takes a beginning with or without "ro_".
-    found = list(reader.list_rollouts(RolloutQuery(rollout_id_prefixes=[beginning])))
-    if any(summary.rollout_id == beginning for summary in found):
-        return beginning
-    if not found:
-        raise click.UsageError(f"no rollout's id begins with {beginning!r}: `lsdk rollouts` lists them")
-    if len(found) > 1:
-        shown = found[:_CANDIDATES]
-        show(rollout_table(list_rows(reader, shown)), table=True, error=True)
-        which = "these" if len(shown) == len(found) else f"the newest {len(shown)} are these"
-        raise click.UsageError(
-            f"{len(found)} rollouts begin with {beginning!r}, {which}: give more of the id"
-        )
-    return found[0].rollout_id
-
-
-def _load_one(reader: Reader, rollout_id: str) -> Loaded:
-    for loaded in load(reader, RolloutQuery(rollout_id_prefixes=[rollout_id])):
-        if loaded.summary.rollout_id == rollout_id:
-            return loaded
-    raise click.UsageError(f"the rollout {rollout_id} has no readable records")
