@@ -26,6 +26,8 @@ SERVER_MODULES = {
     "starlette": "starlette",
     "uvicorn": "uvicorn",
 }
+if sys.version_info < (3, 11):
+    SERVER_MODULES["tomli"] = "tomli"
 
 
 def main() -> int:

@@ -32,6 +32,7 @@ COMMANDS: Final[dict[str, str]] = {
     "rollouts": "List rollouts, newest first.",
     "show": "Show one rollout as a tree.",
     "reward": "Reward a rollout after it has ended.",
+    "explain": "Explain what the calls of a rollout are worth, and why.",
     "stats": "Sum up what was recorded, and what of it can be used.",
     "export": "Write a dataset with a backend.",
     "serve": "Serve MODEL, a local Hugging Face directory, as an OpenAI-style endpoint.",

@@ -49,21 +49,36 @@ def compare(
     A lone rollout gets 0 and is skipped ("lone"). A cell in which all credits are equal is skipped, and so is one to
     which the rule gives the scale 0 ("no_variance").
     """
+    sheet = Sheet(table, value_C)
+    for (group, agent), (cell, against) in cells_compared(
+        table, value_C, by=by, lone_agent=lone_agent
+    ).items():
+        sheet.counts["lone_agents_by_group"] += against is not cell
+        _compare_cell(sheet, (table.groups[group].group_id, agent), cell, against, rule)
+    return sheet.finish()
+
+
+def cells_compared(
+    table: CallTable, value_C: NDArray[np.float64], *, by: By, lone_agent: LoneAgent
+) -> dict[tuple[int, str | None], tuple[Cell, Cell]]:
+    """Each cell, and the one with whose entries it is compared: itself, or for a lone agent the whole group.
+
+    Returns:
+        By (index of the group, agent or None), in the order of the table.
+    """
     if lone_agent not in get_args(LoneAgent):
         raise ConfigError(f"lone_agent is {lone_agent!r}; give 'zero' or 'group'")
-    sheet = Sheet(table, value_C)
     keys = keys_by(table, by)
     cells = cells_of(table, value_C, keys)
     whole = _whole_groups(table, value_C, cells) if lone_agent == "group" and by == "agent" else {}
+    compared = {}
     for key in dict.fromkeys(keys):
         if key in cells:
-            group, agent = key
             against = cells[key]
-            if len(against.episodes) == 1 and len(whole.get((group, None), against).episodes) > 1:
-                against = whole[group, None]
-                sheet.counts["lone_agents_by_group"] += 1
-            _compare_cell(sheet, (table.groups[group].group_id, agent), cells[key], against, rule)
-    return sheet.finish()
+            if len(against.episodes) == 1 and len(whole.get((key[0], None), against).episodes) > 1:
+                against = whole[key[0], None]
+            compared[key] = (cells[key], against)
+    return compared
 
 
 class Sheet:
@@ -96,7 +111,7 @@ class Sheet:
             scale_C=self.scale_C,
             reason_C=tuple(self.reason_C),
             skipped=tuple(self.skipped),
-            counts=dict(self.counts),
+            counts=dict(+self.counts),
         )
 
 
