@@ -15,6 +15,8 @@ from lightning_sdk.mdp.explain import CallWorth, Comparison, Explanation, Traine
 
 # Terms of a sum that are written out.
 _MOST_TERMS: Final = 8
+# Characters of what a rule saw: an error may be as long as a tool likes.
+_MOST_SEEN: Final = 200
 
 _CREDITS: Final[Mapping[str, str]] = {
     "broadcast": "every call is worth the return of its rollout",
@@ -93,8 +95,9 @@ def _rewards(explanation: Explanation) -> Iterator[RenderableType]:
         yield _title("AIR, rewards from what was observed")
     for found in explanation.air:
         place = "to no call" if found.call_id is None else f"to #{step_of[found.call_id]}"
-        seen = f": {found.seen}" if found.seen else ""
-        yield _below(wording.one_line(f"{found.value:+.4g} ({found.component}) {place}{seen}"))
+        seen = f": {wording.one_line(found.seen)}" if found.seen else ""
+        cut = seen if len(seen) <= _MOST_SEEN else f"{seen[:_MOST_SEEN]}…"
+        yield _below(f"{found.value:+.4g} ({wording.one_line(found.component)}) {place}{cut}")
 
 
 def _named(reward: RewardEvent) -> str:
