@@ -79,8 +79,8 @@ def test_states_are_compared_within_agent_and_group() -> None:
         group(rollout("a", at("s", 1.0), at("s", 5.0, "critic")), rollout("b", at("s", 3.0))),
         group(rollout("c", at("s", 100.0)), group_id="h"),
     ]
-    # Solver in s: G = 6, 3, mean 4.5: ±1.5. Critic: a alone, 0. A_E: returns 6, 3, mean 4.5: ±1.5, for the lone critic
-    # against the whole group. c: alone.
+    # Solver in s: G = 6, 3, mean 4.5: ±1.5. Critic: a alone, 0. A_E: returns 6, 3, mean 4.5: ±1.5, for the lone
+    # critic against the whole group. c: alone.
     assert advantages(groups, "gigpo", gamma=1.0) == [3.0, 1.5, -3.0, 0.0]
 
 
