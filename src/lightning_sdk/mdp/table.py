@@ -128,38 +128,22 @@ def build_table(
     episode_C = np.repeat(np.arange(len(episodes)), [len(episode.transitions) for episode in episodes])
     group_E = np.repeat(np.arange(len(groups)), [len(group.episodes) for group in groups])
 
-    selected = select(transitions, (selection or Selection()), group_E[episode_C].tolist())
-    decision_C = np.array(
-        [
-            foreign is None and transition.drop_reason not in _NO_DECISION
-            for foreign, transition in zip(selected.foreign, transitions, strict=True)
-        ],
-        dtype=np.bool_,
+    selected = select(transitions, selection or Selection(), group_E[episode_C].tolist())
+    decision_C = _booleans(
+        foreign is None and transition.drop_reason not in _NO_DECISION
+        for foreign, transition in zip(selected.foreign, transitions, strict=True)
     )
-    reward_C = np.array(
-        [math.nan if transition.reward is None else transition.reward for transition in transitions],
-        dtype=np.float64,
-    )
-    return_E = np.array(
-        [math.nan if episode.return_ is None else episode.return_ for episode in episodes], dtype=np.float64
-    )
-    truncated_E = np.array([_is_truncated(episode) for episode in episodes], dtype=np.bool_)
+    truncated_E = _booleans(_is_truncated(episode) for episode in episodes)
+    reward_C = _numbers(transition.reward for transition in transitions)
+    return_E = _numbers(episode.return_ for episode in episodes)
     if failure_reward is not None:
-        given = np.array([episode.outcome in ("failed", "truncated") for episode in episodes], dtype=np.bool_)
-        given = np.isnan(return_E) & (given | (truncated_E & _ended(episodes)))
-        return_E[given] = failure_reward
-        _put_at_last_decision(reward_C, given, failure_reward, episode_C, decision_C)
-
-    reasons = [
-        _why_out(episode, has_reward=bool(known_return) or not require_reward)
-        for episode, known_return in zip(episodes, ~np.isnan(return_E), strict=True)
-    ]
-    in_baseline_E = np.array([reason is None for reason in reasons], dtype=np.bool_)
-    if mask_truncated:
-        reasons = [
-            MASKED_TRUNCATED if reason is None and cut else reason
-            for reason, cut in zip(reasons, truncated_E, strict=True)
-        ]
+        failed_E = np.isnan(return_E) & _booleans(map(_is_failure, episodes, truncated_E.tolist()))
+        return_E[failed_E] = failure_reward
+        _put_at_last_decision(reward_C, failed_E, failure_reward, episode_C, decision_C)
+    has_value_E = np.isfinite(return_E) | (not require_reward)
+    outside = [_why_out(*each) for each in zip(episodes, has_value_E.tolist(), strict=True)]
+    masked = [MASKED_TRUNCATED if mask_truncated and cut else None for cut in truncated_E.tolist()]
+    reasons = tuple(out or mask for out, mask in zip(outside, masked, strict=True))
     agents = tuple(sorted({transition.agent or "" for transition in transitions}))
     index = {agent: at for at, agent in enumerate(agents)}
     table = CallTable(
@@ -172,12 +156,12 @@ def build_table(
         agents=agents,
         reward_C=reward_C,
         return_E=return_E,
-        in_baseline_E=in_baseline_E,
-        in_loss_E=np.array([reason is None for reason in reasons], dtype=np.bool_),
-        reason_E=tuple(reasons),
+        in_baseline_E=_booleans(reason is None for reason in outside),
+        in_loss_E=_booleans(reason is None for reason in reasons),
+        reason_E=reasons,
         truncated_E=truncated_E,
         decision_C=decision_C,
-        selected_C=np.array([reason is None for reason in selected.reasons], dtype=np.bool_),
+        selected_C=_booleans(reason is None for reason in selected.reasons),
         reason_C=selected.reasons,
     )
     _freeze(table)
@@ -212,18 +196,17 @@ def _is_truncated(episode: Episode) -> bool:
     return episode.outcome == "truncated" or any(transition.truncated for transition in episode.transitions)
 
 
-def _ended(episodes: Sequence[Episode]) -> NDArray[np.bool_]:
-    """Those that came to an end that the agent may answer for; who is cancelled did not fail."""
-    never = ("running", "lost", "cancelled")
-    return np.array([episode.outcome not in never for episode in episodes], dtype=np.bool_)
+def _is_failure(episode: Episode, truncated: bool) -> bool:
+    """It ended without success, in a way that the agent answers for; one that was cancelled did not fail."""
+    return episode.outcome in ("failed", "truncated") or (truncated and episode.outcome == "succeeded")
 
 
-def _why_out(episode: Episode, *, has_reward: bool) -> str | None:
+def _why_out(episode: Episode, has_value: bool) -> str | None:
     if episode.outcome == "running":
         return RUNNING
     if episode.outcome == "lost":
         return LOST
-    return None if has_reward else NO_REWARD
+    return None if has_value else NO_REWARD
 
 
 def _put_at_last_decision(
@@ -239,6 +222,14 @@ def _put_at_last_decision(
     for episode in np.flatnonzero(given_E):
         if int(episode) in last:
             reward_C[last[int(episode)]] = value
+
+
+def _numbers(values: Iterable[float | None]) -> NDArray[np.float64]:
+    return np.array([math.nan if value is None else value for value in values], dtype=np.float64)
+
+
+def _booleans(values: Iterable[bool]) -> NDArray[np.bool_]:
+    return np.array(list(values), dtype=np.bool_)
 
 
 def _refuse_twice(kind: str, ids: Sequence[str], remedy: str) -> None:
