@@ -8,6 +8,7 @@ from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
 
 from lightning_sdk.client import faults
+from lightning_sdk.client.scope import get_current, set_current
 from lightning_sdk.errors import ConfigError
 from lightning_sdk.ids import fitted, unfit
 
@@ -135,7 +136,8 @@ def _trace_tool(target: F, name: str) -> F:
 def _positional_parameters(function: Callable[..., Any]) -> tuple[str, ...]:
     try:
         parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):
+    except (TypeError, ValueError) as error:
+        faults.pass_on(error)
         return ()
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return tuple(parameter.name for parameter in parameters if parameter.kind in kinds)
@@ -170,11 +172,14 @@ def _wrap(target: F, new_execution: _NewExecution) -> F:
             # The call only binds arguments; the body runs later, and only then anything begins.
             driven = wrapped(*args, **kwargs)
             return continuation(execution, driven) or driven
-        execution.start()
+        before = get_current()
         try:
+            execution.start()
             with execution:
                 result = wrapped(*args, **kwargs)
         except BaseException as error:
+            # It is so already, unless a signal handler raised while we entered or left.
+            set_current(before)
             execution.finish_raised(error)
             raise
         later = continuation(execution, result)

@@ -201,6 +201,7 @@ def _number(value: object, where: str) -> float:
     try:
         number = float(value)  # type: ignore[arg-type]
     except Exception as error:
+        faults.pass_on(error)
         raise ValueError(f"{found} cannot be made a float ({error}): expected a finite number") from None
     if not math.isfinite(number):
         raise ValueError(f"{found} is not finite: leave the reward out if it is not known")
@@ -215,7 +216,8 @@ def _check_text(name: str, text: str | None) -> None:
 def _short(value: object) -> str:
     try:
         text = repr(value)
-    except Exception:
+    except BaseException as raised:
+        faults.pass_on_unless_raised(raised)
         text = type(value).__name__
     text = text.encode("ascii", "backslashreplace").decode()
     return text if len(text) <= 80 else f"{text[:77]}..."

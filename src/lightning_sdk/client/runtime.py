@@ -105,11 +105,18 @@ class Runtime:
         """Put its integrations in place, then let other threads record."""
         from lightning_sdk.client import integrations
 
+        waiting = self.ready
         try:
             if not self.captured and not is_capturing():
                 integrations.select(self.config.integrations)
+        except BaseException as error:
+            if not isinstance(error, Exception) or faults.is_of_agent(error):
+                # An interrupt of the agent's came in between: whoever comes next goes on.
+                self.ready = threading.Event()
+                self._installer = None
+            raise
         finally:
-            self.ready.set()
+            waiting.set()
 
     def wait_ready(self) -> None:
         """Wait until the integrations are in place, so that no call slips by unseen. Bounded, and counted."""

@@ -118,6 +118,12 @@ _current: ContextVar[Scope | None] = ContextVar("lightning_scope", default=None)
 _ended: ContextVar[Scope | None] = ContextVar("lightning_ended_rollout", default=None)
 
 
+# For code that puts back what was current after an interruption: of the language's core, so that no signal
+# handler can run before they have done what they do.
+get_current = _current.get
+set_current = _current.set
+
+
 def current() -> Scope | None:
     """The innermost scope of this context; None outside any rollout."""
     return _current.get()
