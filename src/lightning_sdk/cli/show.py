@@ -8,6 +8,7 @@ import click
 
 from lightning_sdk._proto.read_pb2 import RolloutQuery
 from lightning_sdk.cli.console import print_json, show
+from lightning_sdk.cli.empty import nothing_found
 from lightning_sdk.cli.episode_json import episode_record
 from lightning_sdk.cli.episode_tree import render_episode
 from lightning_sdk.cli.example import example
@@ -38,26 +39,31 @@ def command(source: Source, rollout: str | None, last: bool, full: bool, as_json
     if (rollout is None) == (not last):
         raise click.UsageError("name a rollout (`lsdk rollouts` lists them) or say --last, not both")
     with source.reader() as reader:
-        loaded = _load_one(reader, _newest(reader) if rollout is None else _unique(reader, rollout))
+        loaded = _load_one(
+            reader, _newest(source, reader) if rollout is None else _unique(source, reader, rollout)
+        )
     if as_json:
         print_json(episode_record(loaded.episode))
     else:
-        show(render_episode(loaded.episode, call_views(loaded.records), full=full))
+        calls = call_views(loaded.records)
+        show(render_episode(loaded.episode, calls, full=full, outcome=loaded.outcome))
 
 
-def _newest(reader: Reader) -> str:
+def _newest(source: Source, reader: Reader) -> str:
     for summary in reader.list_rollouts(RolloutQuery(limit=1)):
         return summary.rollout_id
-    raise click.UsageError("there is no rollout yet: run a program that uses @trace_agent")
+    raise click.UsageError(nothing_found(source, reader))
 
 
-def _unique(reader: Reader, beginning: str) -> str:
+def _unique(source: Source, reader: Reader, beginning: str) -> str:
     """The only rollout whose id begins so. Where there are several, they are listed on stderr."""
     # The reader takes a beginning with or without "ro_".
     found = list(reader.list_rollouts(RolloutQuery(rollout_id_prefixes=[beginning])))
     if any(summary.rollout_id == beginning for summary in found):
         return beginning
     if not found:
+        if next(iter(reader.list_rollouts(RolloutQuery(limit=1))), None) is None:
+            raise click.UsageError(nothing_found(source, reader))
         raise click.UsageError(f"no rollout's id begins with {beginning!r}: `lsdk rollouts` lists them")
     if len(found) > 1:
         shown = found[:_CANDIDATES]
