@@ -133,10 +133,7 @@ class AgentExecution(Execution):
     def _start(self) -> None:
         parent = scope.current()
         if parent is None:
-            active = runtime.active()
-            if active is None:
-                return
-            parent = self._top = begin_rollout(active)
+            parent = self._top = begin_rollout(runtime.active())
         rollout = parent.rollout
         self._span = ScopeSpan.start(self._agent, rollout.rollout_id)
         started = scope.Scope(rollout, scope_id=new_id("sc"), agent=self._agent, parent=parent)
@@ -195,7 +192,7 @@ class ToolExecution(Execution):
     def _start(self) -> None:
         self._scope = scope.current()
         active = runtime.active_for(self._scope.rollout) if self._scope is not None else runtime.active()
-        if active is None or (self._scope is None and not active.captured):
+        if self._scope is None and not active.captured:
             faults.count("tool_calls_outside_rollout")
             return
         # Now: the tool may change what it was given.

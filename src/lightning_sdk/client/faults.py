@@ -178,6 +178,15 @@ def note(place: str, error: BaseException) -> None:
         )
 
 
+def warn(sentence: str) -> None:
+    """Log something that the user should mend; once."""
+    with _lock:
+        first = sentence not in _logged
+        _logged.add(sentence)
+    if first:
+        _logger.warning("lightning_sdk: %s", sentence)
+
+
 def report(place: str, error: Exception) -> None:
     """Count and log an internal error; in strict mode raise it again."""
     note(place, error)

@@ -59,8 +59,6 @@ def emit_reward(
     _check_places(call, choice, rollout_id, reward_id)
     with faults.guard("emit_reward"):
         active = runtime.active()
-        if active is None:
-            return
         if not _emit(active, components, call, choice, rollout_id, reward_id):
             active.warn_once(_UNBOUND)
 
@@ -80,7 +78,7 @@ def annotate(**values: Any) -> None:
     with faults.guard("annotate"):
         active = runtime.active()
         place, _ = scope.current_or_ended()
-        if active is None or not values:
+        if not values:
             return
         if place is None:
             faults.count("annotations_without_rollout")

@@ -141,13 +141,11 @@ class rollout:  # noqa: N801 - used as a statement: `with rollout(task_id="7"):`
         self._before = scope.get_current()
         try:
             with faults.guard("rollout"):
-                active = runtime.active()
-                if active is not None:
-                    self._top = begin_rollout(active, **self._options)
-                    # For a block that a signal handler leaves just before our `__exit__` begins.
-                    self._left = weakref.finalize(self, _leave, self._top, self._before, self._pid)
-                    self._left.atexit = False  # type: ignore[misc]
-                    scope.enter(self._top)
+                self._top = begin_rollout(runtime.active(), **self._options)
+                # For a block that a signal handler leaves just before our `__exit__` begins.
+                self._left = weakref.finalize(self, _leave, self._top, self._before, self._pid)
+                self._left.atexit = False  # type: ignore[misc]
+                scope.enter(self._top)
         except BaseException as error:
             scope.set_current(self._before)
             self.__exit__(type(error), error, error.__traceback__)

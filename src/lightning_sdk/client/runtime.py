@@ -19,9 +19,8 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Protocol
 
 from lightning_sdk.client import faults
-from lightning_sdk.client.config import Config, load_config
+from lightning_sdk.client.config import Config, load_config, load_environment
 from lightning_sdk.client.urls import UrlPrefix
-from lightning_sdk.errors import ConfigError
 from lightning_sdk.home import StrPath
 from lightning_sdk.ids import new_id
 
@@ -169,8 +168,6 @@ class Runtime:
 
 _lock = threading.RLock()
 _active: Runtime | None = None
-# The environment's settings cannot be used: nothing is recorded until someone calls init().
-_unusable = False
 # Open captures, the innermost last. Replaced, never changed.
 _captures: tuple[Runtime, ...] = ()
 
@@ -249,7 +246,7 @@ def _warn_ignored(used: Config, ignored: Config) -> None:
     )
 
 
-def active() -> Runtime | None:
+def active() -> Runtime:
     """What records now: the innermost capture, else the initialised runtime, which is made if nobody did."""
     captures = _captures
     if captures:
@@ -336,11 +333,11 @@ def shutdown(timeout: float = _EXIT_TIMEOUT_S) -> bool:
     Returns:
         False when not everything reached the collector in that time. It stays in the spool.
     """
-    global _active, _unusable
+    global _active
     from lightning_sdk.client import integrations
 
     with _lock:
-        runtime, _active, _unusable = _active, None, False
+        runtime, _active = _active, None
     with faults.guard("shutdown"):
         if not is_capturing():
             integrations.uninstall_all()
@@ -348,18 +345,16 @@ def shutdown(timeout: float = _EXIT_TIMEOUT_S) -> bool:
     return False
 
 
-def _start_implicitly() -> Runtime | None:
-    global _unusable
+def _start_implicitly() -> Runtime:
     with _lock:
-        if _active is not None or _unusable:
+        if _active is not None:
             return _active
-        try:
-            runtime = Runtime(load_config(), explicit=False)
-        except ConfigError as error:
-            _unusable = True
-            faults.report("configuration", error)
-            return None
+        config, ignored = load_environment()
+        runtime = Runtime(config, explicit=False)
         _activate(runtime)
+    for sentence in ignored:
+        faults.count("settings_ignored")
+        faults.warn(f"{sentence}; correct the variable, or call init() with what you want")
     # Not under the lock: installing imports modules, and their import may run traced code in another thread.
     with faults.guard("integrations"):
         runtime.install()
@@ -368,10 +363,8 @@ def _start_implicitly() -> Runtime | None:
 
 def _activate(runtime: Runtime) -> None:
     """Make it the one of this process. Under the lock."""
-    global _active, _unusable
-
+    global _active
     _active = runtime
-    _unusable = False
 
 
 def _retire(runtime: Runtime, timeout_s: float) -> None:
