@@ -15,7 +15,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from lightning_sdk.policy.transformers_engine.loading import HuggingFaceTokenizer
-from lightning_sdk.policy.transformers_engine.token_length import most_characters_a_token
+from lightning_sdk.policy.transformers_engine.token_length import token_bound
 
 pytestmark = pytest.mark.model
 
@@ -31,9 +31,11 @@ TEXTS = [
 ]
 
 
-def _byte_level(**parts: Any) -> PreTrainedTokenizerFast:
-    vocab = [*ALPHABET, "aa", "aaaa"]
-    merges = [("a", "a"), ("aa", "aa")]
+def _byte_level(lacks: str = "", **parts: Any) -> PreTrainedTokenizerFast:
+    write = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str
+    gone = {write(character)[0][0] for character in lacks}
+    merges = [] if "a" in lacks else [("a", "a"), ("aa", "aa")]
+    vocab = [*(byte for byte in ALPHABET if byte not in gone), *(left + right for left, right in merges)]
     backend = Tokenizer(models.BPE(vocab={token: place for place, token in enumerate(vocab)}, merges=merges))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
@@ -70,18 +72,28 @@ LLAMA = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace
     ],
 )
 def test_the_bound_is_the_longest_token_and_holds(tokenizer: Any, longest: int) -> None:
-    assert most_characters_a_token(tokenizer) == longest
+    assert token_bound(tokenizer).most_characters == longest
     bounded = HuggingFaceTokenizer(tokenizer)
     for text in TEXTS:
         assert bounded.least_tokens(text) <= len(bounded.encode(text))
     assert bounded.least_tokens("x" * (10 * longest + 1)) == 11
 
 
+def test_characters_that_become_no_token_are_not_counted() -> None:
+    lost = "\x04\x06a"
+    tokenizer = _byte_level(lacks=lost)
+    bounded = HuggingFaceTokenizer(tokenizer)
+    assert token_bound(tokenizer).lost == lost
+    for text in (lost * 100, "b\x04\u20ac" * 50, *TEXTS):
+        assert bounded.least_tokens(text) <= len(bounded.encode(text))
+    assert bounded.least_tokens("b" * 400 + "\x04" * 1000) == 400
+
+
 def test_a_special_token_may_be_the_longest() -> None:
     tokenizer = _byte_level()
     tokenizer.add_tokens([AddedToken("<|long special|>", normalized=False)])
     bounded = HuggingFaceTokenizer(tokenizer)
-    assert most_characters_a_token(tokenizer) == len("<|long special|>")
+    assert token_bound(tokenizer).most_characters == len("<|long special|>")
     for text in TEXTS:
         assert bounded.least_tokens(text) <= len(bounded.encode(text))
 
@@ -115,10 +127,10 @@ def _with_gaps() -> PreTrainedTokenizerFast:
     ],
 )
 def test_where_a_token_may_stand_for_any_length_there_is_no_bound(tokenizer: Any) -> None:
-    assert most_characters_a_token(tokenizer) is None
+    assert token_bound(tokenizer).most_characters is None
     assert HuggingFaceTokenizer(tokenizer).least_tokens("x" * 1000) == 0
 
 
 def test_a_saved_tokenizer_is_bounded_as_it_is_loaded(tmp_path: Path) -> None:
     loaded = AutoTokenizer.from_pretrained(save_tiny_model(tmp_path), local_files_only=True)
-    assert most_characters_a_token(loaded) == len("<|im_start|>")
+    assert token_bound(loaded).most_characters == len("<|im_start|>")

@@ -14,7 +14,7 @@ from transformers.utils import logging as transformers_logging
 from lightning_sdk.errors import ConfigError
 from lightning_sdk.policy.transformers_engine.forward import BatchedModel
 from lightning_sdk.policy.transformers_engine.loop import TransformersEngine
-from lightning_sdk.policy.transformers_engine.token_length import most_characters_a_token
+from lightning_sdk.policy.transformers_engine.token_length import token_bound
 
 Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
@@ -25,7 +25,7 @@ class HuggingFaceTokenizer:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        self._most_characters = most_characters_a_token(tokenizer)
+        self._bound = token_bound(tokenizer)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of these ids."""
@@ -61,7 +61,7 @@ class HuggingFaceTokenizer:
 
     def least_tokens(self, text: str) -> int:
         """As many as if every token were as long as the longest."""
-        return -(-len(text) // self._most_characters) if self._most_characters else 0
+        return self._bound.least_tokens(text)
 
 
 def load_engine(
