@@ -159,6 +159,13 @@ class Runtime:
             journal.close(self)
         return self._producer is None or self._producer.close(timeout_s)
 
+    def reopen(self) -> None:
+        """After `close`: what is recorded all the same goes to another producer."""
+        self._producer = None
+        self.written_counters = {}
+        self._counted = {}
+        self.closed = False
+
     def warn_once(self, message: str) -> None:
         """Warn the user, at the line that called our public function, once for each message."""
         if message not in self._warned:
@@ -383,3 +390,5 @@ def _close_at_exit() -> None:
     if runtime is not None:
         with faults.guard("exit"):
             runtime.close(_EXIT_TIMEOUT_S)
+        # Hooks that were registered before our import run after this one.
+        runtime.reopen()
