@@ -23,6 +23,10 @@ _UNBOUND = (
     "emit_reward() found no rollout: it was called outside any scope, and none has ended in this context; "
     "the reward is kept, but counts for nothing. Name the rollout with rollout_id=…"
 )
+_ANOTHER_SINCE = (
+    "emit_reward() went to the rollout that ended last in this context, but another has ended since, in a task "
+    "or thread of its own: if that was meant, name it with rollout_id=…, or call emit_reward() where it runs"
+)
 _NOTHING_TO_ANNOTATE = (
     "annotate() found no rollout: it was called outside any scope, and none has ended in this context; "
     "its values are dropped. Give them to rollout(metadata=…), or call it where the agent runs"
@@ -61,6 +65,10 @@ def emit_reward(
         active = runtime.active()
         if not _emit(active, components, call, choice, rollout_id, reward_id):
             active.warn_once(_UNBOUND)
+        elif (
+            call is None and rollout_id is None and scope.current() is None and scope.ended_elsewhere_since()
+        ):
+            active.warn_once(_ANOTHER_SINCE)
 
 
 def annotate(**values: Any) -> None:
