@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, SupportsFloat
 
 from lightning_sdk.client import faults, runtime, scope
 from lightning_sdk.client.scope import CallHandle
-from lightning_sdk.ids import unfit
+from lightning_sdk.ids import fitted_id, unfit
 
 if TYPE_CHECKING:
     from lightning_sdk.records import Reward
@@ -61,6 +61,10 @@ def emit_reward(
     """
     components = _components(value, name)
     _check_places(call, choice, rollout_id, reward_id)
+    # As `rollout` does with the id that it is given.
+    rollout_id = None if rollout_id is None else fitted_id(rollout_id)
+    reward_id = None if reward_id is None else fitted_id(reward_id)
+    call = fitted_id(call) if isinstance(call, str) else call
     with faults.guard("emit_reward"):
         active = runtime.active()
         if not _emit(active, components, call, choice, rollout_id, reward_id):
@@ -236,7 +240,6 @@ def _check_places(
         raise ValueError(
             f"emit_reward(call={call!r}): expected a handle from last_call(), or the id in a response"
         )
-    _check_text("call", call if isinstance(call, str) else None)
     if choice is not None:
         if call is None:
             raise ValueError(f"emit_reward(choice={choice!r}) needs call=…: which call's choice it is")
@@ -245,4 +248,3 @@ def _check_places(
     for name, text in (("rollout_id", rollout_id), ("reward_id", reward_id)):
         if text is not None and (not isinstance(text, str) or not text):
             raise ValueError(f"emit_reward({name}={text!r}): expected a string that is not empty")
-        _check_text(name, text)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from lightning_sdk.client import faults, runtime, scope
 from lightning_sdk.client.otel import active_ids
 from lightning_sdk.errors import ConfigError
-from lightning_sdk.ids import new_id, unfit
+from lightning_sdk.ids import fitted_id, new_id
 
 if TYPE_CHECKING:
     from lightning_sdk.records import OutcomeName
@@ -70,6 +70,8 @@ class rollout:  # noqa: N801 - used as a statement: `with rollout(task_id="7"):`
     failed (a
     cancellation: cancelled) and goes on unchanged.
 
+    An id that cannot be stored as it is (longer than 256 characters, or not Unicode) is escaped, or ends in a hash.
+
     Args:
         task_id: the row of the data set. Rollouts of one task can be compared: they share a group.
         metadata: values to keep with it; what JSON cannot say is kept as its repr.
@@ -101,7 +103,7 @@ class rollout:  # noqa: N801 - used as a statement: `with rollout(task_id="7"):`
     ) -> None:
         if isinstance(task_id, int) and not isinstance(task_id, bool):
             task_id = str(task_id)
-        names = {
+        names: dict[str, Any] = {
             "task_id": task_id,
             "run_id": run_id,
             "split": split,
@@ -111,15 +113,15 @@ class rollout:  # noqa: N801 - used as a statement: `with rollout(task_id="7"):`
         for name, value in names.items():
             if value is not None and (not isinstance(value, str) or not value):
                 raise ConfigError(f"rollout({name}={value!r}): expected a string that is not empty")
-            if value is not None and (reason := unfit(value)):
-                raise ConfigError(f"rollout({name}={value[:80]!a}) {reason}")
+        # Names of files and rows come from data, which must not stop the agent.
+        names = {name: None if value is None else fitted_id(value) for name, value in names.items()}
         if metadata is not None and not isinstance(metadata, Mapping):
             raise ConfigError(
                 f"rollout(metadata=…) is a {type(metadata).__name__}: expected a mapping of names to values"
             )
         _check_number("round", round, 0)
         _check_number("attempt", attempt, 1)
-        self.rollout_id: str = rollout_id or new_id("ro")
+        self.rollout_id: str = names["rollout_id"] or new_id("ro")
         self._options: dict[str, Any] = {
             **names,
             "rollout_id": self.rollout_id,
