@@ -34,7 +34,7 @@ _RULES = tuple(
     _Rule(byte, literal, re.compile(pattern))
     for byte, literal, pattern in (
         # Keys of OpenAI, Anthropic and others. One digit at least: "sk-learn-compatible-estimators" is prose.
-        (b"-", b"sk-", rb"(sk-(?<![a-z0-9_-]sk-)(?=[a-z_-]*[0-9])[a-z0-9_-]{16,})"),
+        (b"-", b"sk-", rb"(sk-(?:(?<![a-z0-9_-]sk-)|(?<=\\[nrtbf]sk-))(?=[a-z_-]*[0-9])[a-z0-9_-]{16,})"),
         (b"", b"bearer ", rb"bearer +([a-z0-9._~+/=-]{8,})"),
         (
             b"",
@@ -51,9 +51,29 @@ _RULES = tuple(
         (b"@", b"://", rb"://([^\s/\"'<>@:\\]+:[^\s/\"'<>@\\]+)@"),
     )
 )
-# Of AWS, which are in capitals: searched in the body as it is, for what both kinds have in them.
-_AWS_LITERAL = b"IA"
-_AWS_KEY = re.compile(rb"(?<![A-Za-z0-9])A[KS]IA[0-9A-Z]{16}(?![A-Za-z0-9])")
+# Keys that begin as their maker says, in letters as they are: each literal and the pattern around it. They
+# are no part of a longer word, for base64 holds every short text; the letter of an escape of JSON is none.
+_MADE_RULES = tuple(
+    (literal, re.compile(rb"(?:(?<![A-Za-z0-9])|(?<=\\[nrtbf]))" + pattern + rb"(?![A-Za-z0-9_])"))
+    for literal, pattern in (
+        # AWS; the literal is what both kinds have in them.
+        (b"IA", rb"A[KS]IA[0-9A-Z]{16}"),
+        # GitHub.
+        (b"ghp_", rb"ghp_[A-Za-z0-9]{20,}"),
+        (b"gho_", rb"gho_[A-Za-z0-9]{20,}"),
+        (b"ghu_", rb"ghu_[A-Za-z0-9]{20,}"),
+        (b"ghs_", rb"ghs_[A-Za-z0-9]{20,}"),
+        (b"ghr_", rb"ghr_[A-Za-z0-9]{20,}"),
+        (b"github_pat_", rb"github_pat_[A-Za-z0-9_]{20,}"),
+        # Hugging Face, GitLab, Slack, Google.
+        (b"hf_", rb"hf_[A-Za-z0-9]{30,}"),
+        (b"glpat-", rb"glpat-[A-Za-z0-9_-]{20,}"),
+        (b"xox", rb"xox[a-z]-[A-Za-z0-9-]{10,}"),
+        (b"AIza", rb"AIza[A-Za-z0-9_-]{35}"),
+        # A JSON Web Token: three parts, of which two are JSON objects.
+        (b"eyJ", rb"eyJ[A-Za-z0-9_-]{8,}\.eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}"),
+    )
+)
 
 
 def redact(body: bytes, hook: RedactHook | None = None) -> tuple[bytes, int]:
@@ -93,8 +113,9 @@ def _replace_known(body: bytes) -> tuple[bytes, int]:
     for byte, literal, pattern in _RULES:
         if byte in lowered and literal in lowered:
             spans += [match.span(match.lastindex or 0) for match in pattern.finditer(lowered)]
-    if _AWS_LITERAL in body:
-        spans += [match.span() for match in _AWS_KEY.finditer(body)]
+    for literal, pattern in _MADE_RULES:
+        if literal in body:
+            spans += [match.span() for match in pattern.finditer(body)]
     if not spans:
         return body, 0
     spans.sort()
