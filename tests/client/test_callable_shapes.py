@@ -11,7 +11,7 @@ import inspect
 import pickle
 import warnings
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -378,3 +378,38 @@ def test_the_exception_of_the_body_passes_unchanged_and_its_traceback_shows_the_
         "rollout_end",
         "leave",
     ]
+
+
+@pytest.mark.parametrize("trace", [ls.trace_agent, ls.trace_tool])
+def test_what_python_makes_a_class_method_by_its_name_stays_one(trace: Any) -> None:
+    class Base:
+        made: ClassVar[list[str]] = []
+
+        @trace
+        def __init_subclass__(cls, **options: str) -> None:
+            super().__init_subclass__()
+            cls.made.append(cls.__name__ + options["end"])
+
+        @trace
+        def __class_getitem__(cls, item: str) -> str:
+            return f"{cls.__name__}[{item}]"
+
+        @trace
+        def __new__(cls, number: int) -> Base:
+            return super().__new__(cls)
+
+        @trace
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+    class Derived(Base, end="!"):
+        pass
+
+    @trace
+    def __class_getitem__(item: str) -> str:  # no method: its first argument is its own
+        return item
+
+    assert Base.made == ["Derived!"]
+    assert Derived["x"] == "Derived[x]"
+    assert Derived(3).number == 3
+    assert __class_getitem__("plain") == "plain"

@@ -156,6 +156,8 @@ def _named_arguments(
 def _wrap(target: F, new_execution: _NewExecution) -> F:
     from lightning_sdk.client.wrapping import TracedCallable
 
+    if type(target) is FunctionType and _is_class_method_by_name(target):
+        target = classmethod(target)  # type: ignore[assignment]
     drive_only = _runs_when_resumed(target)
 
     def wrapper(
@@ -189,6 +191,16 @@ def _wrap(target: F, new_execution: _NewExecution) -> F:
         return result
 
     return TracedCallable(target, wrapper)  # type: ignore[return-value]
+
+
+def _is_class_method_by_name(function: FunctionType) -> bool:
+    """Whether Python makes a class method of it when the class is made, which it does to plain functions only."""
+    around, _, name = function.__qualname__.rpartition(".")
+    return (
+        name in ("__init_subclass__", "__class_getitem__")
+        and around != ""
+        and not around.endswith("<locals>")
+    )
 
 
 def _runs_when_resumed(target: Any) -> bool:
