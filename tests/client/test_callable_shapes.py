@@ -11,6 +11,7 @@ import inspect
 import pickle
 import warnings
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -19,7 +20,7 @@ import lightning_sdk as ls
 from lightning_sdk.client import faults, scope
 from lightning_sdk.errors import ConfigError
 from lightning_sdk.testing import capture
-from support.client_records import bodies, of_kind
+from support.client_records import bodies, of_kind, run_program
 
 Decorate = Callable[[Any], Any]
 
@@ -413,3 +414,33 @@ def test_what_python_makes_a_class_method_by_its_name_stays_one(trace: Any) -> N
     assert Derived["x"] == "Derived[x]"
     assert Derived(3).number == 3
     assert __class_getitem__("plain") == "plain"
+
+
+def test_a_traced_call_in_the_middle_of_our_own_first_import_runs_as_without_us(tmp_path: Path) -> None:
+    code = """
+import sys
+import lightning_sdk as ls
+
+@ls.trace_agent
+def outer():
+    return 1
+
+@ls.trace_tool
+def tool():
+    return 2
+
+class Hook:
+    '''Whatever runs while we import: a finaliser, a signal handler, an import hook of somebody's.'''
+
+    seen = set()
+
+    def find_spec(self, name, path=None, target=None):
+        if name.startswith("lightning_sdk.") and name not in self.seen:
+            self.seen.add(name)
+            assert (tool(), outer()) == (2, 1)
+
+sys.meta_path.insert(0, Hook())
+print(outer(), len(Hook.seen) > 3)
+"""
+    ran = run_program(code, tmp_path, LIGHTNING_STRICT="0")
+    assert (ran.returncode, ran.stdout) == (0, "1 True\n")
