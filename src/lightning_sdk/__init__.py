@@ -10,10 +10,15 @@ ls.emit_reward(score)           # wherever the score is known
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from lightning_sdk.client.decorators import trace_agent, trace_tool
 from lightning_sdk.client.rewards import annotate, emit_reward, last_call
 from lightning_sdk.client.rollout import current_rollout, rollout
 from lightning_sdk.client.runtime import flush, init, shutdown
+
+if TYPE_CHECKING:
+    from lightning_sdk import testing as testing
 
 __all__ = [
     "annotate",
@@ -27,3 +32,12 @@ __all__ = [
     "trace_agent",
     "trace_tool",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # `lightning_sdk.testing` works after `import lightning_sdk`, which does not import it.
+    if name == "testing":
+        import importlib
+
+        return importlib.import_module("lightning_sdk.testing")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

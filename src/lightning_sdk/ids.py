@@ -24,6 +24,20 @@ def unfit(text: str) -> str | None:
     return unencodable(text)
 
 
+def fitted_id(text: str) -> str:
+    """`text` as an id that fits: what cannot be written is escaped, and a hash ends what is too long.
+
+    The same for the same text, and another for another.
+    """
+    escaped = text.encode("utf-8", "backslashreplace").decode()
+    if len(escaped) <= MAX_ID_CHARACTERS:
+        return escaped
+    import hashlib
+
+    digest = hashlib.sha256(escaped.encode()).hexdigest()[:32]
+    return f"{escaped[: MAX_ID_CHARACTERS - len(digest) - 1]}-{digest}"
+
+
 def unencodable(text: str) -> str | None:
     """Why `text` cannot be written as UTF-8, as the end of a sentence; None where it can."""
     try:

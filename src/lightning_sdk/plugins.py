@@ -37,7 +37,8 @@ Undo = Callable[[], None]
 
 
 class CallRecording(Protocol):
-    """One model call while it lasts. No method raises; each may be called from any thread.
+    """One model call while it lasts. Each method may be called from any thread, and none raises an error of
+    its own: only what a signal handler of the agent raised in the middle of it comes out.
 
     An integration calls `sent` once for each HTTP attempt, then `answered`, then `received` or any number
     of `event`s, and at the very end `finish`: the first `finish` counts, later ones do nothing.
@@ -89,8 +90,11 @@ class Recorder(Protocol):
     def fault(self, place: str, error: Exception) -> None:
         """An error of the integration's own, which the agent must not see: counted, and logged once a place.
 
+        Call it for every exception that would be swallowed: what a signal handler of the agent raised in the
+        middle of an integration (a deadline) is the agent's, and is raised again.
+
         Raises:
-            Exception: `error`, with ``LIGHTNING_STRICT=1``, which is for tests.
+            Exception: `error`, if it is the agent's; any, with ``LIGHTNING_STRICT=1``, which is for tests.
         """
 
 

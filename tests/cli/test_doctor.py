@@ -93,6 +93,17 @@ def test_a_state_that_cannot_be_read_is_broken(capsys: pytest.CaptureFixture[str
     assert checks["self-test/openai call"][0] == "ok"
 
 
+def test_records_that_wait_for_a_collector_want_a_look(capsys: pytest.CaptureFixture[str]) -> None:
+    write_rollout(Home.locate().spool, 1, destination="grpc://127.0.0.1:5555")
+    code, checks = examined(capsys)
+    assert code == 0
+    assert checks["state/waiting"] == (
+        "warning",
+        f"9 records in {Home.locate().spool} wait for grpc://127.0.0.1:5555: `lsdk collect --port 5555` takes "
+        "them in",
+    )
+
+
 @pytest.mark.parametrize(
     ("values", "state", "told"),
     [
@@ -179,5 +190,5 @@ def test_an_integration_that_does_not_fit_its_library_is_broken(site: Path) -> N
     assert result.returncode == 1, result.stderr
     checks = {each["name"]: (each["state"], each["detail"]) for each in json.loads(result.stdout)}
     assert checks["strange"] == ("broken", "somelib 9.0: PluginError: somelib has no chat")
-    assert checks["old"] == ("warning", "somelib 9.0 installs, but is outside the tested versions <2")
+    assert checks["old"] == ("warning", "somelib 9.0 can be patched, but is outside the tested versions <2")
     assert checks["openai call"][0] == "ok"

@@ -76,7 +76,8 @@ def run_agent(base_url: str, **changes: str) -> None:
     assert result.returncode == 0, result.stderr
 
 
-def lsdk(*arguments: str, **changes: str) -> str:
+def lsdk(*arguments: str, told: str = "", **changes: str) -> str:
+    """The output of a command that works and says `told` on stderr, or nothing."""
     result = subprocess.run(
         [sys.executable, "-m", "lightning_sdk", *arguments],
         env=environment(**changes),
@@ -84,7 +85,8 @@ def lsdk(*arguments: str, **changes: str) -> str:
         text=True,
         timeout=60,
     )
-    assert (result.returncode, result.stderr) == (0, ""), result.stderr
+    assert result.returncode == 0, result.stderr
+    assert told in result.stderr if told else result.stderr == ""
     return result.stdout
 
 
@@ -207,7 +209,10 @@ def test_an_interrupted_collector_ends_quietly() -> None:
 
 def test_a_token_is_asked_for() -> None:
     with collector("--token", "secret") as (_, endpoint):
-        assert lsdk("rollouts", "--endpoint", endpoint, LIGHTNING_TOKEN="secret") == ""
+        rows = lsdk(
+            "stats", "--json", "--endpoint", endpoint, LIGHTNING_TOKEN="secret", told="no rollouts yet"
+        )
+        assert json.loads(rows)["rollouts"]["by_outcome"] == {}
         result = subprocess.run(
             [sys.executable, "-m", "lightning_sdk", "rollouts", "--endpoint", endpoint],
             env=environment(),

@@ -221,6 +221,29 @@ def test_a_reward_without_a_call_stands_where_it_was_emitted() -> None:
     assert "└── reward +2  replaced by a later one  bound by rollout id\n" in text
 
 
+def test_a_rollout_without_calls_has_no_tokens_and_one_of_unknown_calls_unknown_ones() -> None:
+    assert "0 calls · 0 tools · 0 → 0 tokens" in drawn(episode())
+    assert "tokens unknown" in drawn(episode(calls_without_transition={"embedding": 1}))
+
+
+@pytest.mark.parametrize("width", [40, 80, 400])
+def test_agents_that_nest_without_end_are_all_shown(width: int) -> None:
+    many = 5000
+    scopes = [
+        scope(f"sc_{place}", f"agent{place}", parent_scope_id=f"sc_{place - 1}" if place else None)
+        for place in range(many)
+    ]
+    deepest = transition(invocation_id=f"sc_{many - 1}")
+    text = drawn(
+        episode(scopes=scopes, transitions=[deepest], tools=[tool("late", scope_id="sc_0")]), width=width
+    )
+    places = [text.index(f" agent{place}  ") for place in range(many)]
+    assert places == sorted(places)
+    assert text.count("… deeper, without indent\n") == 1
+    assert text.index(f" agent{many - 1}  ") < text.index("#0") < text.index("tool late")
+    assert max(map(len, text.splitlines())) <= width
+
+
 def test_what_belongs_to_an_unknown_scope_is_shown_at_the_top() -> None:
     assert "└── #0 tiny-model" in drawn(episode(transitions=[transition(invocation_id="sc_lost")]))
 

@@ -48,6 +48,7 @@ def test_every_transition_is_written_and_summed_up(
     facts = dict(line.split(maxsplit=1) for line in printed.splitlines())
     assert facts["data"] == str(out)
     assert (facts["rollouts"], facts["groups"], facts["transitions"]) == ("2", "2", "3")
+    assert facts["usable"] == "0 by tokens; 2 more as text; 1 not at all"
     assert printed.splitlines()[-1].split("  ") == ["drop reasons", "error 1, no_token_ids 2"]
 
 
@@ -120,10 +121,22 @@ def test_nothing_to_export_is_refused_and_leaves_the_file(
     assert main(["export", "--out", str(out), "--project", "none"]) == 2
     assert capsys.readouterr() == (
         "",
-        "lsdk: there is no rollout to export: `lsdk rollouts` lists what there is "
-        "(see `lsdk export --help`)\n",
+        "lsdk: there is nothing to export: no rollout matches --project 'none': `lsdk rollouts` alone lists what "
+        "there is (see `lsdk export --help`)\n",
     )
     assert out.read_text() == "old\n"
+
+
+def test_a_dash_is_no_file(
+    spool: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_rollout(spool, 1)
+    assert main(["export", "--out", "-"]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert err.startswith("lsdk: --out - would be a file of that name")
+    assert not list(tmp_path.glob("-*"))
 
 
 def test_a_place_that_cannot_be_written_is_one_sentence(

@@ -157,6 +157,19 @@ def test_it_is_shown_as_text(capsys: pytest.CaptureFixture[str], monkeypatch: py
         assert "[red]m[/red][link=x]:boom:" in out
 
 
+def test_names_of_files_in_the_spool_are_text_too(
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    spool = Home.locate().spool
+    write_hostile_rollout(spool)
+    for name in ("\x1b[31m\x07.seg", "a\nb.seg", "\x9b.seg.damaged", "\u202e.seg"):
+        (spool / name).write_bytes(b"junk")
+    for arguments in (["rollouts"], ["show", "--last"], ["stats"], ["doctor"]):
+        main(arguments)
+        out, err = capsys.readouterr()
+        assert not obeyed(out + PROGRESS.sub("", err)), arguments
+
+
 def test_what_was_forgotten_is_made_safe_where_it_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     console.show(Text("a\x1b[2J"), "[red]b\x9b[/red]\x85c")
     assert capsys.readouterr().out == "a\\x1b[2J\n[red]b\\x9b[/red]\\x85c\n"

@@ -162,8 +162,13 @@ def test_a_bug_shows_its_traceback_and_is_one(
 
 
 def test_an_interrupt_is_quiet(command: list[object], capsys: pytest.CaptureFixture[str]) -> None:
-    command.append(lambda: signal.raise_signal(signal.SIGINT))
-    assert main(["probe"]) == 130
+    # Not what a parent that ignores interrupts (nohup) left us.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        command.append(lambda: signal.raise_signal(signal.SIGINT))
+        assert main(["probe"]) == 130
+    finally:
+        signal.signal(signal.SIGINT, before)
     out, err = capsys.readouterr()
     assert (out, err.strip()) == ("", "")
 

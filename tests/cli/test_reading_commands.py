@@ -84,7 +84,6 @@ def test_in_a_narrow_terminal_only_agent_and_task_are_cut(
         (["--task", "b"], [3]),
         (["--run", "day"], [2]),
         (["--project", "other"], [4]),
-        (["--project", "other", "--run", "day"], []),
         (["--limit", "2"], [4, 3]),
         (["--limit", "0"], [4, 3, 2, 1]),
     ],
@@ -125,10 +124,89 @@ def test_a_listed_rollout_as_json(spool: Path, capsys: pytest.CaptureFixture[str
     ]
 
 
-def test_an_empty_state_directory_is_no_error(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(capsys, "rollouts") == ""
-    assert json.loads(run(capsys, "rollouts", "--json")) == []
-    assert "rollouts      0\n" in run(capsys, "stats")
+def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[str, str]:
+    """The output of a command that works, and the line with which it says why there is nothing."""
+    assert main(arguments) == 0
+    out, err = capsys.readouterr()
+    assert err.count("\n") == 1
+    return out, err
+
+
+def test_an_empty_state_directory_is_no_error_and_is_not_made(capsys: pytest.CaptureFixture[str]) -> None:
+    home = Home.locate().path
+    sentence = f"no rollouts yet in {home}: run a program that uses @trace_agent\n"
+    assert told(capsys, "rollouts") == ("", sentence)
+    assert told(capsys, "rollouts", "--json") == ("[]\n", sentence)
+    out, err = told(capsys, "stats")
+    assert "rollouts      0\n" in out
+    assert err == sentence
+    assert json.loads(told(capsys, "stats", "--json")[0])["store"]["counters"]["records"] == 0
+    assert sentence.strip() in refused(capsys, "show", "--last")
+    assert sentence.strip() in refused(capsys, "show", "ab")
+    assert sentence.strip() in refused(capsys, "export", "--out", "never.jsonl")
+    assert main(["doctor"]) == 0
+    assert not home.exists()
+
+
+def test_filters_that_nothing_matches_are_named(spool: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_rollout(spool, 1)
+    for command in ("rollouts", "stats"):
+        assert told(capsys, command, "--project", "other", "--run", "day")[1] == (
+            "no rollout matches --project 'other' --run 'day': `lsdk rollouts` alone lists what there is\n"
+        )
+
+
+@pytest.mark.parametrize(
+    ("destination", "delivery"),
+    [
+        ("grpc://127.0.0.1:4319", "`lsdk collect` takes them in"),
+        ("grpc://localhost:4320", "`lsdk collect --port 4320` takes them in"),
+        (
+            "grpc://10.0.0.1:4319",
+            "once a collector runs there, the next program with this endpoint and state directory sends them",
+        ),
+        ("nonsense", "that is no endpoint"),
+    ],
+)
+def test_an_empty_answer_names_the_records_that_wait_for_a_collector(
+    destination: str, delivery: str, spool: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_rollout(spool, 1, destination=destination)
+    sentence = f"9 records in {spool} wait for {destination}: {delivery}"
+    for command in ("rollouts", "stats"):
+        assert sentence in told(capsys, command)[1]
+    for arguments in (["show", "--last"], ["show", "ab"], ["export", "--out", "never.jsonl"]):
+        assert sentence in refused(capsys, *arguments)
+
+
+def test_another_state_directory_is_named_in_what_delivers_its_records(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = tmp_path / "elsewhere"
+    write_rollout(home / "spool", 1, destination="grpc://127.0.0.1:4319")
+    assert f"`lsdk collect --home {home}` takes them in" in told(capsys, "rollouts", "--home", str(home))[1]
+
+
+def test_a_rollout_of_which_only_rewards_are_known_is_unknown_and_in_no_run(
+    spool: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    writer = SpoolWriter(spool, new_producer(), destination="")
+    script = Script(writer, "mistyped", "mistyped", 0)
+    script.write(0, join=Join(pid=1, host="here"))
+    reward = Reward(bound=Reward.Bound.BOUND_ROLLOUT)
+    reward.components.add(name="", value=1)
+    script.write(0, reward=reward)
+    writer.close()
+    write_rollout(spool, 1)
+    rows = {row["rollout_id"]: row["outcome"] for row in json.loads(run(capsys, "rollouts", "--json"))}
+    assert rows == {"mistyped": "unknown", rollout_id(1): "succeeded"}
+    shown = run(capsys, "show", "mistyped")
+    assert shown.startswith("rollout mistyped  unknown")
+    assert "return 1 · unknown" in shown
+    stats = run(capsys, "stats")
+    assert "rollouts      2: succeeded 1, unknown 1\n" in stats
+    assert "no model call" not in stats
+    assert list(json.loads(run(capsys, "stats", "--json"))["complaints"]) == ["nightly"]
 
 
 def test_home_is_where_it_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -191,7 +269,6 @@ def test_a_shown_rollout_as_json_is_the_whole_episode(
 def test_an_id_that_fits_several_lists_them_and_one_that_fits_none_is_refused(
     spool: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert "there is no rollout yet" in refused(capsys, "show", "--last")
     for number in range(1, 13):
         write_rollout(spool, number)
     assert main(["show", "00"]) == 2
@@ -233,9 +310,28 @@ def test_stats_sum_up_and_say_why_runs_are_of_no_use(
         f"store         {Home.locate().store}",
         "records       23, duplicates 0, integrity_errors 0, tombstones 0, producers 3, rollouts 3",
         "run nightly: can be used as text only, not by tokens: no_token_ids 2",
-        "run broken: none of its 1 transition can be used: error 1",
+        "run broken: none of 1 transition can be used: error 1",
         "run silent: no model call was recorded in 1 rollout: "
         "`lsdk doctor` shows which libraries are watched",
+    ]
+
+
+def test_runs_with_the_same_fault_share_a_line_and_only_reasons_of_that_fault_are_named(
+    spool: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    for number in range(1, 6):
+        write_rollout(spool, number, run_id=f"day {number}", calls=number)
+    write_rollout(spool, 6, run_id="day 1", failed_call=True)
+    write_rollout(spool, 7, run_id="broken", failed_call=True)
+    write_rollout(spool, 8, run_id="silent", calls=0)
+    write_rollout(spool, 9, run_id="mute", calls=0)
+    lines = [line for line in run(capsys, "stats").splitlines() if line[:4] == "run " or " runs (" in line]
+    assert lines == [
+        "5 runs (day 1, day 2, day 3 and 2 more): can be used as text only, not by tokens: no_token_ids 15",
+        "run broken: none of 1 transition can be used: error 1",
+        "2 runs (silent, mute): no model call was recorded in 2 rollouts: `lsdk doctor` shows which libraries are "
+        "watched",
     ]
 
 
@@ -270,9 +366,15 @@ def test_what_clients_counted_is_told_beside_the_stores_own_counters(
         writer = SpoolWriter(spool, new_producer(), destination="")
         writer.append(Record(counters=Counters(values=values)).SerializeToString())
         writer.close()
-    lines = run(capsys, "stats").splitlines()
-    assert "clients       calls_outside_rollout 5, error.rewards 1" in lines
-    assert not any("client." in line for line in lines)
+    outside = "outside any rollout, and so not recorded: 5 model calls; "
+    out, err = told(capsys, "stats")
+    assert "clients       error.rewards 1\n" in out
+    assert outside in err
+    assert outside in told(capsys, "rollouts")[1]
+    write_rollout(spool, 1)
+    out = run(capsys, "stats")
+    assert outside in " ".join(out.split())
+    assert "client." not in out
     counters = json.loads(run(capsys, "stats", "--json"))["store"]["counters"]
     assert (counters["client.calls_outside_rollout"], counters["client.error.rewards"]) == (5, 1)
 
@@ -306,9 +408,11 @@ def test_a_spool_that_is_a_file_is_one_sentence(spool: Path, capsys: pytest.Capt
 
 
 def test_a_state_directory_that_cannot_be_made_is_one_sentence(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("")
+    write_rollout(tmp_path / "spool", 1)
+    monkeypatch.setenv("LIGHTNING_SPOOL_DIR", str(tmp_path / "spool"))
     sentence = refused(capsys, "rollouts", "--home", str(tmp_path / "file" / "home"))
     assert f"the state directory {tmp_path / 'file' / 'home'} cannot be made (Not a directory)" in sentence
 

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -222,3 +223,33 @@ def test_a_hook_that_fails_withholds_the_body_and_keeps_the_record() -> None:
     written = of_kind(read_spool(runtime.config.home.spool), "call")[0].call
     assert (written.request, written.response, written.redactions) == (b"hello NAME", b"", 2)
     assert faults.counters()["error.redact_hook"] >= 1
+
+
+def test_bodies_that_no_record_can_hold_are_withheld_and_the_call_says_so(tmp_path: Path) -> None:
+    ls.init()
+    with ls.rollout():
+        for outcome in ("ok", "error"):
+            call = start_call()
+            assert call is not None
+            call.sent(b"x" * 40_000_000)
+            call.answered(200, {})
+            call.received(b"y" * 30_000_000)
+            call.finish("ok" if outcome == "ok" else "error", None if outcome == "ok" else OSError("why"))
+        stream = start_call()
+        assert stream is not None
+        stream.sent(b"x")
+        for _ in range(70):
+            stream.event(b"z" * 1_000_000)
+        stream.finish("ok")
+        make_call()
+    records = read_spool(tmp_path / "home" / "spool")
+    calls = [record.call for record in of_kind(records, "call")]
+    assert [len(call.request) for call in calls[:3]] == [0, 0, 0]
+    assert [call.error.type for call in calls] == ["lightning_sdk.RecordTooLarge"] * 3 + [""]
+    assert "70000000 bytes" in calls[0].error.message
+    assert "(why)" in calls[1].error.message
+    assert calls[3].request
+    # Nothing of the rollout is missing.
+    (leave,) = of_kind(records, "leave")
+    assert leave.leave.count == len([r for r in records if r.record.rollout_id])
+    assert of_kind(records, "counters")[-1].counters.values["bodies_withheld"] == 3

@@ -11,7 +11,8 @@ import inspect
 import pickle
 import warnings
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 
@@ -19,7 +20,7 @@ import lightning_sdk as ls
 from lightning_sdk.client import faults, scope
 from lightning_sdk.errors import ConfigError
 from lightning_sdk.testing import capture
-from support.client_records import bodies, of_kind
+from support.client_records import bodies, of_kind, run_program
 
 Decorate = Callable[[Any], Any]
 
@@ -378,3 +379,68 @@ def test_the_exception_of_the_body_passes_unchanged_and_its_traceback_shows_the_
         "rollout_end",
         "leave",
     ]
+
+
+@pytest.mark.parametrize("trace", [ls.trace_agent, ls.trace_tool])
+def test_what_python_makes_a_class_method_by_its_name_stays_one(trace: Any) -> None:
+    class Base:
+        made: ClassVar[list[str]] = []
+
+        @trace
+        def __init_subclass__(cls, **options: str) -> None:
+            super().__init_subclass__()
+            cls.made.append(cls.__name__ + options["end"])
+
+        @trace
+        def __class_getitem__(cls, item: str) -> str:
+            return f"{cls.__name__}[{item}]"
+
+        @trace
+        def __new__(cls, number: int) -> Base:
+            return super().__new__(cls)
+
+        @trace
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+    class Derived(Base, end="!"):
+        pass
+
+    @trace
+    def __class_getitem__(item: str) -> str:  # no method: its first argument is its own
+        return item
+
+    assert Base.made == ["Derived!"]
+    assert Derived["x"] == "Derived[x]"
+    assert Derived(3).number == 3
+    assert __class_getitem__("plain") == "plain"
+
+
+def test_a_traced_call_in_the_middle_of_our_own_first_import_runs_as_without_us(tmp_path: Path) -> None:
+    code = """
+import sys
+import lightning_sdk as ls
+
+@ls.trace_agent
+def outer():
+    return 1
+
+@ls.trace_tool
+def tool():
+    return 2
+
+class Hook:
+    '''Whatever runs while we import: a finaliser, a signal handler, an import hook of somebody's.'''
+
+    seen = set()
+
+    def find_spec(self, name, path=None, target=None):
+        if name.startswith("lightning_sdk.") and name not in self.seen:
+            self.seen.add(name)
+            assert (tool(), outer()) == (2, 1)
+
+sys.meta_path.insert(0, Hook())
+print(outer(), len(Hook.seen) > 3)
+"""
+    ran = run_program(code, tmp_path, LIGHTNING_STRICT="0")
+    assert (ran.returncode, ran.stdout) == (0, "1 True\n")

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import warnings
 from pathlib import Path
@@ -208,25 +209,54 @@ def test_a_password_in_an_endpoint_is_not_repeated_in_the_message() -> None:
         assert "hush" not in str(caught.value)
 
 
-def test_a_bad_environment_does_not_harm_a_program_that_never_called_init(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+@pytest.mark.parametrize(
+    ("variable", "value", "told"),
+    [
+        ("ENDPOINT", "localhost:4319", "records stay in "),
+        ("ENDPOINT", "grpc://me:hush@h:1", "records stay in "),
+        ("INTEGRATIONS", "opnai", "all that are found are installed"),
+        ("TOKEN", " hush ", "no token is sent"),
+        ("POLICY_ENDPOINT", "127.0.0.1:8000", "no request carries a call id"),
+        ("PROJECT", "x" * 300, 'the project is "default"'),
+        ("RUN_ID", "\udcff", "the run gets a fresh id"),
+        ("SPLIT", "y" * 300, "rollouts are of no split"),
+    ],
+)
+def test_a_variable_that_cannot_be_used_is_ignored_in_a_program_that_never_called_init_and_that_is_told_once(
+    variable: str, value: str, told: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setenv("LIGHTNING_STRICT", "0")
-    monkeypatch.setenv("LIGHTNING_ENDPOINT", "nonsense")
+    monkeypatch.setenv(f"LIGHTNING_{variable}", value)
     faults._logged.clear()
     decorated_before()
+    ls.shutdown()
     decorated_before()
     ls.emit_reward(1)
-    assert len([r for r in caplog.records if "grpc://host:port" in r.getMessage()]) == 1
-    assert not (tmp_path / "home").exists()
-    monkeypatch.setenv("LIGHTNING_ENDPOINT", "")
-    ls.init()
-    decorated_before()
-    records = read_spool(tmp_path / "home" / "spool")
-    assert len(of_kind(records, "rollout_start")) == 1
+    (message,) = caplog.records
+    assert told in message.getMessage()
+    assert "it is ignored" in message.getMessage()
+    assert "hush" not in message.getMessage()
+    assert message.exc_info is None
+    ls.shutdown()
+    records = read_spool(Path(os.environ["LIGHTNING_HOME"]) / "spool")
+    assert len(of_kind(records, "rollout_start")) == 2
     # The user can see it in the store, too.
-    (told,) = of_kind(records, "counters")
-    assert told.counters.values["error.configuration"] == 1
+    assert [record.counters.values["settings_ignored"] for record in of_kind(records, "counters")] == [1, 1]
+    # Whoever calls init() is told at once.
+    with pytest.raises(ConfigError):
+        ls.init()
+
+
+def test_several_wrong_variables_are_each_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("LIGHTNING_ENDPOINT", "nonsense")
+    monkeypatch.setenv("LIGHTNING_INTEGRATIONS", "opnai,openai")
+    monkeypatch.setenv("LIGHTNING_PROJECT", "kept")
+    faults._logged.clear()
+    decorated_before()
+    assert len(caplog.records) == 2
+    (start,) = of_kind(read_spool(Path(os.environ["LIGHTNING_HOME"]) / "spool"), "rollout_start")
+    assert start.rollout_start.project == "kept"
 
 
 def test_a_spool_that_cannot_be_written_does_not_harm_the_agent(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
+import pytest
+
 from lightning_sdk.records import Outcome
 from support.client_records import bodies, of_kind, read_spool, run_program
 
@@ -36,6 +38,44 @@ def test_a_program_without_a_collector_runs_unharmed_and_leaves_readable_segment
         "reward",
     ]
     assert [sourced.seq for sourced in records] == list(range(1, 9))
+
+
+@pytest.mark.parametrize("endpoint", ["", "grpc://127.0.0.1:9"])
+@pytest.mark.parametrize("registered", ["before the import", "after it", "before anything was recorded"])
+def test_what_a_hook_of_the_agent_records_at_exit_is_in_the_spool(
+    registered: str, endpoint: str, tmp_path: Path
+) -> None:
+    code = """
+import atexit
+BEFORE
+import lightning_sdk as ls
+AFTER
+
+@ls.trace_agent
+def late():
+    pass
+
+def hook():
+    ls.emit_reward(2, rollout_id="r")
+    late()
+    ls.emit_reward(3)
+
+if WITH:
+    with ls.rollout(rollout_id="r"):
+        ls.emit_reward(1)
+"""
+    hook = "atexit.register(lambda: hook())"
+    code = code.replace("BEFORE", "" if registered == "after it" else hook)
+    code = code.replace("AFTER", hook if registered == "after it" else "")
+    code = code.replace("WITH", str(registered != "before anything was recorded"))
+    ran = run_program(code, tmp_path, LIGHTNING_ENDPOINT=endpoint)
+    assert (ran.returncode, ran.stdout) == (0, "")
+    assert "Traceback" not in ran.stderr
+    records = read_spool(tmp_path / ".lightning" / "spool")
+    values = [record.reward.components[0].value for record in of_kind(records, "reward")]
+    assert sorted(values) == ([2, 3] if registered == "before anything was recorded" else [1, 2, 3])
+    assert bodies(records).count("join") == bodies(records).count("leave")
+    assert not of_kind(records, "counters")
 
 
 def test_a_program_that_raises_ends_as_it_would_and_says_so_in_its_records(tmp_path: Path) -> None:

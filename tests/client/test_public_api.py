@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import lightning_sdk
+from support.client_records import run_program
 
 DOCUMENTED = {
     "annotate",
@@ -104,3 +105,19 @@ def test_a_type_checker_sees_the_same_types(tmp_path: Path) -> None:
     errors = [line for line in out.splitlines() if "error:" in line]
     assert len(errors) == 1
     assert "[arg-type]" in errors[0]
+
+
+def test_the_testing_module_is_there_after_a_plain_import_and_costs_nothing_until_then(
+    tmp_path: Path,
+) -> None:
+    code = """
+import sys
+import lightning_sdk as ls
+assert "lightning_sdk.testing" not in sys.modules
+assert not hasattr(ls, "nothing_of_this_name")
+with ls.testing.capture() as cap, ls.rollout():
+    pass
+print(len(cap.episodes()))
+"""
+    ran = run_program(code, tmp_path)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "1\n", "")

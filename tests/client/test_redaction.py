@@ -10,6 +10,20 @@ import pytest
 from lightning_sdk.client.jsonable import object_to_json, to_json
 from lightning_sdk.client.redact import redact, redact_text
 
+DIGITS = "0123456789abcdefghijABCDEFGHIJ0123456789"
+# In parts, so that no search for leaked keys finds this file.
+MADE_KEYS = [
+    "AKIA" + "IOSFODNN7EXAMPLE",
+    "sk-" + "proj-abc123def456ghi789",
+    *(f"gh{kind}_" + DIGITS for kind in "pousr"),
+    "github_" + "pat_" + DIGITS + "_x",
+    "hf_" + DIGITS,
+    "glpat" + "-" + DIGITS[:20],
+    "xoxb" + "-123456789012-abcdefghij",
+    "AIza" + DIGITS[:35],
+    "eyJ" + "hbGciOiJIUzI1NiJ9.eyJ" + "zdWIiOiIxMjM0In0.c2lnbmF0dXJl",
+]
+
 
 @pytest.mark.parametrize(
     ("body", "expected"),
@@ -24,6 +38,8 @@ from lightning_sdk.client.redact import redact, redact_text
         (b'{"aws_secret_access_key":"wJalr+/x"}', b'{"aws_secret_access_key":"[redacted]"}'),
         (b'{"arguments":"{\\"api_key\\": \\"xyz\\"}"}', b'{"arguments":"{\\"api_key\\": \\"[redacted]\\"}"}'),
         (b"id AKIAIOSFODNN7EXAMPLE here", b"id [redacted] here"),
+        *((b"the key\\n" + key.encode() + b"\\n", b"the key\\n[redacted]\\n") for key in MADE_KEYS),
+        *((b'{"k":"' + key.encode() + b'"}', b'{"k":"[redacted]"}') for key in MADE_KEYS),
         (b"postgres://user:p%40ss@db/x", b"postgres://[redacted]@db/x"),
         (b"http://h/x?key=abc&y=1", b"http://h/x?key=[redacted]&y=1"),
         (b"http://h/x?y=1&access_token=abc", b"http://h/x?y=1&access_token=[redacted]"),
@@ -45,6 +61,10 @@ def test_secrets_are_replaced_and_nothing_else_is(body: bytes, expected: bytes) 
         b'{"monkey": "see"}',
         b"https://example.com/a:b@c",
         b"AKIATOOSHORT",
+        b"ghp_short hf_model_name glpat-x xoxo- AIzaak",
+        b"c29tZSBieXRlcw" + ("AIza" + DIGITS[:35]).encode() + b"==",
+        b"eyJhbGciOiJIUzI1NiJ9 alone",
+        b"a.path\\\\task-0123456789abcdefghij",
         b"MEDIA and ASIAN",
         b"\xff\xfe not text \x00",
     ],

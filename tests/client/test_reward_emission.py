@@ -10,8 +10,10 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import warnings
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
@@ -107,11 +109,6 @@ def test_what_is_no_finite_number_raises_in_the_caller_and_records_nothing(value
         ({"reward_id": 7}, "reward_id=7"),
         ({"name": ""}, "name that is not empty"),
         ({"name": "\ud800"}, "UTF-8"),
-        ({"call": "x" * 257}, "257 characters: at most 256"),
-        ({"call": "\ud800"}, "UTF-8"),
-        ({"rollout_id": "x" * 257}, "257 characters"),
-        ({"rollout_id": "a\udfff"}, "UTF-8"),
-        ({"reward_id": "x" * 257}, "257 characters"),
     ],
 )
 def test_arguments_that_do_not_go_together_raise(options: dict[str, Any], message: str) -> None:
@@ -345,3 +342,78 @@ def test_last_call_is_none_where_there_was_none() -> None:
         assert ls.last_call() is None
         with ls.rollout():
             assert ls.last_call() is None
+
+
+@ls.trace_agent
+def solve_here() -> None:
+    make_call()
+
+
+@ls.trace_agent
+async def solve_in_a_task() -> None:
+    make_call()
+
+
+def in_a_loop() -> None:
+    asyncio.run(solve_in_a_task())
+
+
+def in_a_thread() -> None:
+    thread = threading.Thread(target=solve_here)
+    thread.start()
+    thread.join()
+
+
+def in_a_pool() -> None:
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda _: solve_here(), range(3)))
+
+
+@pytest.mark.parametrize("later", [in_a_loop, in_a_thread, in_a_pool])
+def test_a_reward_after_a_rollout_that_ended_elsewhere_warns_once_where_it_went(
+    later: Callable[[], None],
+) -> None:
+    with capture() as cap, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        solve_here()
+        later()
+        ls.emit_reward(1)
+        ls.emit_reward(2)
+        ls.emit_reward(3, rollout_id="ro_named")
+        assert [str(warning.message) for warning in caught if "rollout_id=" in str(warning.message)]
+        assert len(caught) == 1
+        assert caught[0].filename == __file__
+    # It is bound as ever.
+    first = of_kind(cap.records, "scope_start")[0].rollout_id
+    assert [reward.rollout_id for reward in rewards(cap)] == [first, first, "ro_named"]
+
+
+def test_rewards_of_tasks_and_threads_that_look_after_their_own_do_not_warn() -> None:
+    async def task(mine: asyncio.Event, other: asyncio.Event) -> None:
+        await solve_in_a_task()
+        mine.set()
+        await other.wait()
+        ls.emit_reward(1)
+
+    async def both() -> None:
+        one, other = asyncio.Event(), asyncio.Event()
+        await asyncio.gather(task(one, other), task(other, one))
+
+    barrier = threading.Barrier(3)
+
+    def thread() -> None:
+        solve_here()
+        barrier.wait()
+        ls.emit_reward(1)
+
+    with capture() as cap, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        asyncio.run(both())
+        with ThreadPoolExecutor(3) as pool:
+            list(pool.map(lambda _: thread(), range(3)))
+        solve_here()
+        ls.emit_reward(1)
+        with ls.rollout():
+            in_a_loop()
+            ls.emit_reward(1)
+    assert len({reward.rollout_id for reward in rewards(cap)}) == 7

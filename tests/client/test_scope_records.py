@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -152,17 +153,33 @@ def test_arguments_of_a_rollout_that_cannot_be_used_are_refused(options: dict[st
 
 
 @pytest.mark.parametrize("name", ["task_id", "run_id", "split", "group_id", "rollout_id"])
-def test_an_id_of_a_rollout_that_nobody_could_store_is_refused(name: str) -> None:
-    options: dict[str, Any] = {name: "\ud800"}
-    with pytest.raises(ConfigError, match=f"{name}='.ud800'. has half a surrogate pair"):
-        ls.rollout(**options)
-    options = {name: "x" * 257}
-    with pytest.raises(ConfigError, match="has 257 characters: at most 256 can be stored"):
-        ls.rollout(**options)
-    options = {name: "é" * 256}
-    with capture() as cap, ls.rollout(**options):
-        pass
-    assert len(of_kind(cap.records, "rollout_start")) == 1
+def test_an_id_of_a_rollout_that_comes_from_data_is_made_to_fit(name: str) -> None:
+    def stored(value: str) -> str:
+        options: dict[str, Any] = {name: value}
+        with capture() as cap, ls.rollout(**options):
+            pass
+        record = of_kind(cap.records, "rollout_start")[0]
+        return str(getattr(record if name in ("group_id", "rollout_id") else record.rollout_start, name))
+
+    assert stored(os.fsdecode(b"q-\xff.json")) == "q-\\udcff.json"
+    assert stored("é" * 256) == "é" * 256
+    long = [stored("x" * 256 + end) for end in ("a", "b", "b")]
+    assert long[0] != long[1] == long[2]
+    assert [len(kept) for kept in long] == [256, 256, 256]
+    assert long[0].startswith("x" * 200)
+
+
+def test_a_reward_finds_a_rollout_by_the_id_that_it_was_given() -> None:
+    for given in ("x" * 300, "\ud800"):
+        with capture() as cap:
+            with ls.rollout(rollout_id=given) as run:
+                pass
+            ls.emit_reward(1, rollout_id=given, reward_id=given)
+            ls.emit_reward(2, rollout_id=given, reward_id=given)
+            ls.emit_reward(1, call=given)
+        (episode,) = cap.episodes()
+        assert episode.rollout_id == run.rollout_id
+        assert episode.return_ == 2
 
 
 def test_work_that_a_collection_puts_off_at_the_very_last_moment_is_done(

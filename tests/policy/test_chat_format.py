@@ -32,8 +32,7 @@ CONVERSATION: list[dict[str, Any]] = [
 
 
 def _prompt(tokenizer: ByteTokenizer, messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> str:
-    ids = ChatFormat(tokenizer).prompt_ids(messages, tools)
-    return tokenizer.decode(ids, skip_special_tokens=False)
+    return ChatFormat(tokenizer).prompt_text(messages, tools)
 
 
 def test_without_tools_in_the_template_the_conversation_becomes_plain_turns() -> None:
@@ -103,5 +102,5 @@ def test_messages_that_the_template_refuses_are_a_400_with_its_reason() -> None:
             return super().render(messages, tools)
 
     with pytest.raises(ApiError, match="the first turn is the user's") as caught:
-        ChatFormat(Strict()).prompt_ids([{"role": "assistant", "content": "hi"}], [])
+        ChatFormat(Strict()).prompt_text([{"role": "assistant", "content": "hi"}], [])
     assert (caught.value.status, caught.value.param) == (400, "messages")

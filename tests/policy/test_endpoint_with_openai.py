@@ -59,6 +59,7 @@ def test_what_the_request_leaves_out_is_decided_and_what_it_says_is_kept() -> No
     prompt = len(ByteTokenizer().encode(engine.prompts[0]))
     assert (left_out.temperature, left_out.top_p, left_out.stop) == (1.0, 1.0, ())
     assert left_out.max_tokens == engine.context_length - prompt
+    assert 0 <= left_out.seed < 2**53  # a number that every reader of JSON keeps
     assert (said.temperature, said.top_p, said.seed, said.stop, said.max_tokens) == (
         0.25,
         0.5,
@@ -218,6 +219,26 @@ def test_errors_are_those_of_the_openai_package() -> None:
     assert (unsupported.value.type, unsupported.value.param) == ("invalid_request_error", "logit_bias")
     assert long.value.code == greedy.value.code == "context_length_exceeded"
     assert "4096" in long.value.message
+
+
+class _CountingTokenizer(ByteTokenizer):
+    encoded = 0
+
+    def encode(self, text: str) -> list[int]:
+        self.encoded += len(text)
+        return super().encode(text)
+
+
+def test_a_prompt_that_cannot_fit_is_refused_without_tokenising_it() -> None:
+    tokenizer = _CountingTokenizer()
+    service, engine, _ = scripted_service(tokenizer=tokenizer)
+    with served(service) as url:
+        create = _client(url).chat.completions.create
+        with pytest.raises(openai.BadRequestError) as refused:
+            create(model="scripted", messages=[{"role": "user", "content": "x" * 5_000_000}], max_tokens=2)
+    assert (refused.value.code, refused.value.param) == ("context_length_exceeded", "messages")
+    assert "at least 4166" in refused.value.message
+    assert (tokenizer.encoded, engine.prompts) == (0, [])
 
 
 class _HeldTokenizer(ByteTokenizer):

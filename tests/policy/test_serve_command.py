@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from openai import OpenAI
@@ -111,6 +112,35 @@ def test_a_client_of_the_real_endpoint_that_disconnects_frees_its_places(tmp_pat
             return bool(health["running"] == health["waiting"] == 0)
 
         wait_until(idle)
+
+
+@needs_torch
+def test_requests_that_break_off_or_are_no_http_leave_no_traceback(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="needs the [torch] extra")
+    json_type, text_type = "content-type: application/json\r\n", "content-type: text/plain\r\n"
+    with _serving(str(save_tiny_model(tmp_path / "tiny"))) as (process, url):
+        address = urlsplit(url)
+        for kind in (json_type, text_type, ""):
+            for rest in (
+                "content-length: 100000\r\n\r\n{",
+                "content-length: 100000000000\r\n\r\n{",
+                "transfer-encoding: chunked\r\n\r\nZZ\r\n",
+                "transfer-encoding: chunked\r\n\r\n1\r\n{\r\nZZ\r\n",
+                "content-length: 1\r\n\r\n{\r\n\r\nno http",
+            ):
+                with socket.create_connection((address.hostname, address.port), timeout=20) as connection:
+                    connection.sendall(
+                        f"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\n{kind}{rest}".encode()
+                    )
+                    connection.shutdown(socket.SHUT_WR)
+                    while connection.recv(4096):
+                        pass
+        client = OpenAI(base_url=url, api_key="unused", max_retries=0)
+        assert client.chat.completions.create(model="tiny", messages=[USER], max_tokens=1).choices
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=60)
+    assert "Traceback" not in err
+    assert process.returncode == 0
 
 
 @pytest.mark.parametrize(

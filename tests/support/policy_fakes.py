@@ -53,6 +53,9 @@ class ByteTokenizer:
                 text = text[1:]
         return ids
 
+    def least_tokens(self, text: str) -> int:
+        return len(text) // max(map(len, _SPECIAL.values()))
+
     def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None) -> str:
         text = ""
         if tools and self._knows_tools:

@@ -7,7 +7,6 @@ import platform
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import metadata
-from pathlib import Path
 from typing import Final, Literal
 
 from packaging.requirements import Requirement
@@ -20,7 +19,7 @@ from lightning_sdk._proto.read_pb2 import Stats
 from lightning_sdk.cli import wording
 from lightning_sdk.cli.client_counters import ERROR_PREFIX, client_counters
 from lightning_sdk.cli.reading import Source
-from lightning_sdk.cli.spool_state import inspect_spool
+from lightning_sdk.cli.spool_state import inspect_spool, waiting
 from lightning_sdk.client.faults import counters
 from lightning_sdk.client.integrations import IntegrationStatus, status
 from lightning_sdk.collector.address import read_announcement
@@ -131,8 +130,8 @@ def _integration_state(each: IntegrationStatus) -> tuple[State, str]:
     if each.state != "installed":
         return "broken", f"{library}: {each.detail or each.state}"
     if not SpecifierSet(each.versions).contains(each.installed_version or "", prereleases=True):
-        return "warning", f"{library} installs, but is outside the tested versions {each.versions}"
-    return "ok", f"{library} installs (tested with {each.versions})"
+        return "warning", f"{library} can be patched, but is outside the tested versions {each.versions}"
+    return "ok", f"{library} can be patched (tested with {each.versions})"
 
 
 def state(source: Source) -> Iterator[Check]:
@@ -152,7 +151,7 @@ def state(source: Source) -> Iterator[Check]:
                 yield Check("state", counter, "warning", detail)
     if not source.endpoint:
         yield _local_collector(source.home)
-    yield from _spool(source.home.spool)
+    yield from _spool(source.home)
 
 
 def _counters(stats: Stats) -> str:
@@ -185,15 +184,17 @@ def _local_collector(home: Home) -> Check:
     return Check("state", "collector", "absent", "none runs here, and none is needed")
 
 
-def _spool(directory: Path) -> Iterator[Check]:
+def _spool(home: Home) -> Iterator[Check]:
     try:
-        spool = inspect_spool(directory)
+        spool = inspect_spool(home.spool)
     except LightningError as error:
         yield Check("state", "spool", "broken", str(error))
         return
     records = wording.count(sum(spool.records.values()), "record")
     segments = wording.count(sum(spool.segments.values()), "segment")
-    yield Check("state", "spool", "ok", f"{directory}: {records} in {segments}")
+    yield Check("state", "spool", "ok", f"{home.spool}: {records} in {segments}")
+    for sentence in waiting(spool, home):
+        yield Check("state", "waiting", "warning", sentence)
     for name, damage in spool.damaged.items():
         yield Check("state", "damaged", "warning", f"{name}: {damage}")
 

@@ -50,6 +50,11 @@ def show(*renderables: RenderableType, table: bool = False, error: bool = False)
         stream.write(f"{line.rstrip()}\n")
 
 
+def notice(text: str) -> None:
+    """Tell on stderr, terminal or not, why there is no data."""
+    sys.stderr.write(f"{wording.one_line(text)}\n")
+
+
 def remark(text: str) -> None:
     """Tell a person something beside the data. Says nothing when stderr is no terminal."""
     console = _console(error=True)

@@ -28,6 +28,9 @@ _BOUND: Final[Mapping[str, str]] = {
 
 # Cells that are left of arguments in the narrowest terminal.
 _LEAST_MIDDLE: Final = 8
+# Cells that are left of every line, and what each level of the tree takes.
+_LEAST_LABEL: Final = 32
+_GUIDE: Final = 4
 
 
 @dataclass(frozen=True)
@@ -50,30 +53,49 @@ class _View:
     children: dict[str | None, list[_Node]] = field(default_factory=lambda: defaultdict(list))
 
 
-def render_episode(episode: Episode, calls: Mapping[str, CallView], *, full: bool) -> RenderableType:
+def render_episode(
+    episode: Episode, calls: Mapping[str, CallView], *, full: bool, outcome: str | None = None
+) -> RenderableType:
     """Draw one episode.
 
     Args:
         episode: what to draw.
         calls: its calls by id, for what transitions do not say: errors, attempts, the provider's usage.
         full: whole messages, arguments, results, errors and metadata instead of one line each.
+        outcome: shown in place of the episode's.
     """
-    view = _View(episode, calls, full)
-    _arrange(view)
-    tree = Tree(_header(episode, full=full), guide_style="dim", highlight=False)
-    _grow(view, tree, None)
-    return Group(tree, Text(), totals(episode, calls))
+    shown = outcome or episode.outcome
+    return Group(_EpisodeTree(episode, calls, full, shown), Text(), totals(episode, calls, shown))
 
 
-def totals(episode: Episode, calls: Mapping[str, CallView]) -> Text:
+@dataclass(frozen=True)
+class _EpisodeTree:
+    """The tree, as deep as the terminal is wide enough for."""
+
+    episode: Episode
+    calls: Mapping[str, CallView]
+    full: bool
+    outcome: str
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        view = _View(self.episode, self.calls, self.full)
+        _arrange(view)
+        tree = Tree(_header(self.episode, self.outcome, full=self.full), guide_style="dim", highlight=False)
+        _grow(view, tree, max((options.max_width - _LEAST_LABEL) // _GUIDE, 1))
+        yield tree
+
+
+def totals(episode: Episode, calls: Mapping[str, CallView], outcome: str) -> Text:
     """The last line: counts, tokens, return, outcome, completeness; and why calls are of no use."""
     prompt, response = episode_tokens(episode, calls)
+    if not episode.transitions and not episode.calls_without_transition:
+        prompt = response = 0  # that is known
     parts = [
         wording.count(len({each.call_id for each in episode.transitions}), "call"),
         wording.count(len(episode.tools), "tool"),
         _amounts(prompt, response) or "tokens unknown",
         f"return {wording.number(episode.return_)}",
-        episode.outcome,
+        outcome,
         "complete" if episode.complete else "incomplete",
     ]
     text = Text(" · ".join(parts), style="bold")
@@ -126,16 +148,31 @@ def _arrange(view: _View) -> None:
         place(reward.scope_id, _Node(reward.time_ns, _reward_label(reward, episode)))
 
 
-def _grow(view: _View, tree: Tree, scope_id: str | None) -> None:
-    for node in sorted(view.children.pop(scope_id, []), key=lambda node: node.start_ns):
-        branch = tree.add(node.label)
-        if node.scope_id is not None:
-            _grow(view, branch, node.scope_id)
+def _grow(view: _View, tree: Tree, levels: int) -> None:
+    """Hang everything up, depth first; what nests deeper than `levels` stands below each other.
+
+    Not by recursion: agents may nest as deep as they like.
+    """
+
+    def below(scope_id: str | None, branch: Tree, depth: int) -> Iterator[tuple[Tree, _Node, int]]:
+        nodes = sorted(view.children.pop(scope_id, []), key=lambda node: node.start_ns)
+        return ((branch, node, depth) for node in reversed(nodes))
+
+    pending = list(below(None, tree, 1))
+    while pending:
+        branch, node, depth = pending.pop()
+        grown = branch.add(node.label)
+        if node.scope_id is None:
+            continue
+        nested = list(below(node.scope_id, grown if depth < levels else branch, depth + 1))
+        if nested and depth == levels:
+            branch.add(Text("… deeper, without indent", style="dim"))
+        pending += nested
 
 
-def _header(episode: Episode, *, full: bool) -> RenderableType:
+def _header(episode: Episode, outcome: str, *, full: bool) -> RenderableType:
     first = _line(("rollout ", ""), (wording.one_line(episode.rollout_id or "-"), "bold"), ("  ", ""))
-    first.append(episode.outcome, style=wording.OUTCOME_STYLES.get(episode.outcome, ""))
+    first.append(outcome, style=wording.OUTCOME_STYLES.get(outcome, ""))
     first.append(f"  {wording.duration(episode.start_ns, episode.end_ns)}", style="dim")
     facts = {
         "task": episode.task_id,

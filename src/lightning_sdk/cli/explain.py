@@ -73,7 +73,7 @@ def command(
     """
     rules = () if air_file is None else read_rules(air_file)
     with source.reader() as reader:
-        rollout_id, call = _find(reader, target, call)
+        rollout_id, call = _find(source, reader, target, call)
         group = _load_group(reader, rollout_id)
     explanation = explain_rollout(
         group, rollout_id, rules=rules, credit=credit, baseline=baseline, selection=Selection(agents=agents)
@@ -108,10 +108,10 @@ def _parse_toml(data: bytes) -> Any:
     return toml.loads(data.decode())
 
 
-def _find(reader: Reader, target: str, call: str | None) -> tuple[str, str | None]:
+def _find(source: Source, reader: Reader, target: str, call: str | None) -> tuple[str, str | None]:
     """The rollout that is meant, and its call, if one is."""
     if call is not None or (not target.startswith("ca_") and find_rollouts(reader, target)):
-        return unique_rollout(reader, target), call
+        return unique_rollout(source, reader, target), call
     found: dict[str, str] = {}
     for loaded in counted(load(reader, RolloutQuery()), "looking for the call"):
         for each in find_call(loaded.episode, target) if not target.isdigit() else ():

@@ -16,10 +16,12 @@ from lightning_sdk._proto.read_pb2 import RolloutQuery
 from lightning_sdk.cli import wording
 from lightning_sdk.cli.backends import load_backend
 from lightning_sdk.cli.console import counted, print_json, remark, show
+from lightning_sdk.cli.empty import nothing_found
 from lightning_sdk.cli.example import example
 from lightning_sdk.cli.grouping import Snapshot
 from lightning_sdk.cli.reading import Source, filter_options, json_option, source_options
 from lightning_sdk.errors import ConfigError, PluginError
+from lightning_sdk.mdp import TEXT_ONLY
 from lightning_sdk.plugins import BACKENDS, Backend, Report, find
 
 # How a backend calls its counts of transitions that were written and cannot be used as they are.
@@ -67,12 +69,16 @@ def command(
 
     Rollouts are read oldest first and given to the backend in groups: those of one task in one run.
     """
+    if str(out) == "-":
+        raise click.UsageError(
+            "--out - would be a file of that name: a backend writes files, so name one (/dev/stdout is none)"
+        )
     options = {"format": format_, "out": out, **_parse(settings)}
     backend = _make(name, {key: value for key, value in options.items() if value is not None})
     with source.reader() as reader:
         snapshot = Snapshot(reader, query)
         if not snapshot.rollouts:
-            raise click.UsageError("there is no rollout to export: `lsdk rollouts` lists what there is")
+            raise click.UsageError(f"there is nothing to export: {nothing_found(source, reader, query)}")
         report = backend.consume(
             snapshot.groups(lambda rollouts: counted(rollouts, "exporting", snapshot.rollouts))
         )
@@ -136,6 +142,21 @@ def _to_json(report: Report, snapshot: Snapshot) -> dict[str, Any]:
     }
 
 
+def _usable(metrics: Mapping[str, float]) -> str | None:
+    """How many of the transitions that were written can be used, and as what; None where that is not said."""
+    if "transitions" not in metrics:
+        return None
+    reasons = {
+        name.removeprefix(_REASONS): round(many)
+        for name, many in metrics.items()
+        if name.startswith(_REASONS)
+    }
+    text_only = sum(many for reason, many in reasons.items() if reason in TEXT_ONLY)
+    by_tokens = round(metrics["transitions"]) - sum(reasons.values())
+    unusable = sum(reasons.values()) - text_only
+    return f"{by_tokens:,} by tokens; {text_only:,} more as text; {unusable:,} not at all"
+
+
 def _rows(metrics: Mapping[str, float]) -> dict[str, str]:
     """Metrics as they are shown; those called "drop_reason.error", "drop_reason.cancelled" share a row."""
     rows: dict[str, list[str]] = {}
@@ -156,6 +177,8 @@ def _print(report: Report, snapshot: Snapshot) -> None:
     facts = {"rollouts": snapshot.rollouts, "groups": snapshot.handed_on}
     for name, text in _rows({**facts, **report.metrics}).items():
         table.add_row(wording.one_line(name), Text(text))
+        if name == "transitions" and (usable := _usable(report.metrics)):
+            table.add_row("usable", Text(usable))
     if report.dropped:
         table.add_row("dropped", Text(wording.tally(report.dropped), style="yellow"))
     show(table)

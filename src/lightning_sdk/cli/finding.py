@@ -9,8 +9,9 @@ import click
 
 from lightning_sdk._proto.read_pb2 import RolloutQuery, RolloutSummary
 from lightning_sdk.cli.console import show
+from lightning_sdk.cli.empty import nothing_found
 from lightning_sdk.cli.listing import list_rows, rollout_table
-from lightning_sdk.cli.reading import Loaded, load
+from lightning_sdk.cli.reading import Loaded, Source, load
 from lightning_sdk.collector.reader import Reader
 from lightning_sdk.mdp import Episode, Transition
 
@@ -20,7 +21,7 @@ _CANDIDATES: Final = 10
 _STEP_DIGITS: Final = 5
 
 
-def unique_rollout(reader: Reader, beginning: str) -> str:
+def unique_rollout(source: Source, reader: Reader, beginning: str) -> str:
     """The id of the only rollout whose id begins so. Where there are several, they are listed on stderr.
 
     Raises:
@@ -29,6 +30,8 @@ def unique_rollout(reader: Reader, beginning: str) -> str:
     # The reader takes a beginning with or without "ro_".
     found = find_rollouts(reader, beginning)
     if not found:
+        if next(iter(reader.list_rollouts(RolloutQuery(limit=1))), None) is None:
+            raise click.UsageError(nothing_found(source, reader))
         raise click.UsageError(f"no rollout's id begins with {beginning!r}: `lsdk rollouts` lists them")
     if len(found) > 1:
         shown = found[:_CANDIDATES]

@@ -12,9 +12,8 @@ from rich.text import Text
 from lightning_sdk._proto.read_pb2 import RolloutQuery, RolloutSummary
 from lightning_sdk.cli import wording
 from lightning_sdk.cli.console import width
-from lightning_sdk.cli.reading import load
+from lightning_sdk.cli.reading import Loaded, load
 from lightning_sdk.collector.reader import Reader
-from lightning_sdk.mdp import Episode
 
 # Rollouts assembled at a time: bounds what is held and the length of one query.
 _BATCH: Final = 50
@@ -30,12 +29,13 @@ def list_rows(reader: Reader, summaries: Sequence[RolloutSummary]) -> Sequence[R
     for start in range(0, len(summaries), _BATCH):
         batch = summaries[start : start + _BATCH]
         query = RolloutQuery(rollout_id_prefixes=[summary.rollout_id for summary in batch])
-        episodes = {loaded.summary.rollout_id: loaded.episode for loaded in load(reader, query)}
-        rows += [_row(summary, episodes.get(summary.rollout_id)) for summary in batch]
+        found = {loaded.summary.rollout_id: loaded for loaded in load(reader, query)}
+        rows += [_row(summary, found.get(summary.rollout_id)) for summary in batch]
     return rows
 
 
-def _row(summary: RolloutSummary, episode: Episode | None) -> Row:
+def _row(summary: RolloutSummary, loaded: Loaded | None) -> Row:
+    episode = loaded.episode if loaded else None
     return {
         "rollout_id": summary.rollout_id,
         "project": summary.project,
@@ -45,7 +45,7 @@ def _row(summary: RolloutSummary, episode: Episode | None) -> Row:
         "split": summary.split or None,
         "attempt": summary.attempt,
         "agent": summary.root_agent or None,
-        "outcome": episode.outcome if episode else summary.outcome,
+        "outcome": loaded.outcome if loaded else summary.outcome,
         "calls": summary.calls,
         "tool_calls": summary.tool_calls,
         "rewards": summary.rewards,

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import click
 
-from lightning_sdk._proto.read_pb2 import RolloutQuery, RolloutSummary
+from lightning_sdk._proto.read_pb2 import RolloutQuery, RolloutSummary, Stats
+from lightning_sdk.client.segments import list_segments
 from lightning_sdk.collector.reader import Reader, open_reader
+from lightning_sdk.collector.store.base import SourcedRollout
+from lightning_sdk.collector.store.schema import COUNTERS, SCHEMA_VERSION
 from lightning_sdk.home import Home
 from lightning_sdk.mdp import CallView, Episode, assemble, decode_call
 from lightning_sdk.records import SourcedRecord
+
+# The outcome of a rollout of which no process has told that it began.
+UNKNOWN: Final = "unknown"
+_REWARDS_ONLY: Final = frozenset({"reward", "join", "leave"})
 
 
 @dataclass(frozen=True)
@@ -27,13 +35,39 @@ class Source:
 
     @contextmanager
     def reader(self) -> Iterator[Reader]:
-        """Open it; adopts the spool first, where nobody serves the store.
+        """Open it; adopts the spool first, where nobody serves the store. Makes nothing where nothing is.
 
         Raises:
             LightningError: it cannot be reached or read.
         """
+        if not (self.endpoint or os.path.exists(self.home.store) or list_segments(self.home.spool)):  # noqa: PTH110 - Path.exists may raise
+            yield _NothingThere(self.home)
+            return
         with closing(open_reader(self.home, endpoint=self.endpoint, token=self.token)) as reader:
             yield reader
+
+
+class _NothingThere:
+    """Reads a state directory in which nothing was ever recorded. See `RecordReader`."""
+
+    def __init__(self, home: Home) -> None:
+        self._home = home
+
+    def list_rollouts(self, query: RolloutQuery) -> Iterator[RolloutSummary]:
+        """None."""
+        return iter(())
+
+    def read_rollouts(self, query: RolloutQuery) -> Iterator[SourcedRollout]:
+        """None."""
+        return iter(())
+
+    def stats(self) -> Stats:
+        """Of the store as it would be made."""
+        counters = dict.fromkeys(COUNTERS, 0)
+        return Stats(counters=counters, store=str(self._home.store), schema_version=SCHEMA_VERSION)
+
+    def close(self) -> None:
+        """Nothing is held."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +77,12 @@ class Loaded:
     summary: RolloutSummary
     records: Sequence[SourcedRecord]
     episode: Episode
+
+    @property
+    def outcome(self) -> str:
+        """The episode's; UNKNOWN where nothing but rewards names the rollout, as a mistyped id does."""
+        bodies = {each.record.WhichOneof("body") for each in self.records}
+        return UNKNOWN if bodies <= _REWARDS_ONLY else self.episode.outcome
 
 
 def load(reader: Reader, query: RolloutQuery) -> Iterator[Loaded]:

@@ -90,7 +90,7 @@ def command(
     if choice is not None and call is None:
         raise click.UsageError("--choice needs --call: which call's choice it is")
     with source.reader() as reader:
-        place = _find(reader, rollout, call, choice, force=force)
+        place = _find(source, reader, rollout, call, choice, force=force)
     reward_id = reward_id or new_id("rw")
     arrived = _emit(source, place, name, value, reward_id)
     if not arrived:
@@ -112,10 +112,12 @@ def command(
         show(*_lines(facts))
 
 
-def _find(reader: Reader, rollout: str, call: str | None, choice: int | None, *, force: bool) -> _Place:
+def _find(
+    source: Source, reader: Reader, rollout: str, call: str | None, choice: int | None, *, force: bool
+) -> _Place:
     if force and not find_rollouts(reader, rollout):
         return _Place(rollout, call or "", choice)
-    rollout_id = unique_rollout(reader, rollout)
+    rollout_id = unique_rollout(source, reader, rollout)
     if call is None:
         return _Place(rollout_id)
     choices = find_call(load_rollout(reader, rollout_id).episode, call)

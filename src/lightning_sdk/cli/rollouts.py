@@ -5,7 +5,8 @@ from __future__ import annotations
 import click
 
 from lightning_sdk._proto.read_pb2 import RolloutQuery
-from lightning_sdk.cli.console import print_json, remark, show
+from lightning_sdk.cli.console import notice, print_json, remark, show
+from lightning_sdk.cli.empty import nothing_found
 from lightning_sdk.cli.example import example
 from lightning_sdk.cli.listing import list_rows, rollout_table
 from lightning_sdk.cli.reading import Source, filter_options, json_option, source_options
@@ -33,19 +34,13 @@ def command(source: Source, query: RolloutQuery, limit: int, as_json: bool) -> N
         summaries = list(reader.list_rollouts(query))
         shown = summaries[:limit] if limit else summaries
         rows = list_rows(reader, shown)
+        if not rows:
+            notice(nothing_found(source, reader, query))
     if as_json:
         print_json(rows)
         return
     if not rows:
-        remark(_nothing(source, query))
         return
     show(rollout_table(rows), table=True)
     if len(summaries) > len(shown):
         remark(f"The newest {len(shown)}; --limit 0 shows all.")
-
-
-def _nothing(source: Source, query: RolloutQuery) -> str:
-    if query.project or query.task_id or query.run_id:
-        return "No rollout matches."
-    place = source.endpoint or source.home.path
-    return f"No rollouts yet in {place}: run a program that uses @trace_agent."

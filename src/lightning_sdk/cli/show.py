@@ -6,6 +6,7 @@ import click
 
 from lightning_sdk._proto.read_pb2 import RolloutQuery
 from lightning_sdk.cli.console import print_json, show
+from lightning_sdk.cli.empty import nothing_found
 from lightning_sdk.cli.episode_json import episode_record
 from lightning_sdk.cli.episode_tree import render_episode
 from lightning_sdk.cli.example import example
@@ -33,14 +34,16 @@ def command(source: Source, rollout: str | None, last: bool, full: bool, as_json
     if (rollout is None) == (not last):
         raise click.UsageError("name a rollout (`lsdk rollouts` lists them) or say --last, not both")
     with source.reader() as reader:
-        loaded = load_rollout(reader, _newest(reader) if rollout is None else unique_rollout(reader, rollout))
+        rollout_id = _newest(source, reader) if rollout is None else unique_rollout(source, reader, rollout)
+        loaded = load_rollout(reader, rollout_id)
     if as_json:
         print_json(episode_record(loaded.episode))
     else:
-        show(render_episode(loaded.episode, call_views(loaded.records), full=full))
+        calls = call_views(loaded.records)
+        show(render_episode(loaded.episode, calls, full=full, outcome=loaded.outcome))
 
 
-def _newest(reader: Reader) -> str:
+def _newest(source: Source, reader: Reader) -> str:
     for summary in reader.list_rollouts(RolloutQuery(limit=1)):
         return summary.rollout_id
-    raise click.UsageError("there is no rollout yet: run a program that uses @trace_agent")
+    raise click.UsageError(nothing_found(source, reader))

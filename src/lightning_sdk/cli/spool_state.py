@@ -6,9 +6,14 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
+from lightning_sdk.addresses import grpc_target, is_loopback
+from lightning_sdk.cli import wording
 from lightning_sdk.client.segments import DAMAGED_SUFFIX, SegmentReader, list_segments
-from lightning_sdk.errors import SpoolError
+from lightning_sdk.collector.server import DEFAULT_PORT
+from lightning_sdk.errors import ConfigError, SpoolError
+from lightning_sdk.home import Home
 
 
 @dataclass(frozen=True)
@@ -52,3 +57,31 @@ def inspect_spool(spool: Path) -> SpoolState:
     for path in spool.glob(f"*{DAMAGED_SUFFIX}"):
         damaged[path.name] = "set aside when it was adopted: what follows the damage cannot be read"
     return SpoolState(segments, records, damaged)
+
+
+def waiting(spool: SpoolState, home: Home) -> list[str]:
+    """A sentence for each collector that records of this spool are kept for, with what delivers them."""
+    return [
+        f"{wording.count(records, 'record')} in {home.spool} {'waits' if records == 1 else 'wait'} for "
+        f"{wording.one_line(destination)}: {_delivery(destination, home)}"
+        for destination, records in sorted(spool.records.items())
+        if destination and records
+    ]
+
+
+def _delivery(destination: str, home: Home) -> str:
+    try:
+        grpc_target(destination)
+    except ConfigError:
+        return "that is no endpoint"
+    address = urlsplit(destination)
+    if not is_loopback(address.hostname or ""):
+        return (
+            "once a collector runs there, the next program with this endpoint and state directory sends them"
+        )
+    command = ["lsdk collect"]
+    if address.port != DEFAULT_PORT:
+        command.append(f"--port {address.port}")
+    if home != Home.locate():
+        command.append(f"--home {home.path}")
+    return f"`{' '.join(command)}` takes them in"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
 
 import click
 from rich.console import RenderableType
@@ -11,12 +12,16 @@ from rich.text import Text
 
 from lightning_sdk._proto.read_pb2 import RolloutQuery, Stats
 from lightning_sdk.cli import wording
-from lightning_sdk.cli.client_counters import CLIENT_PREFIX, client_counters
-from lightning_sdk.cli.console import counted, print_json, remark, show
+from lightning_sdk.cli.client_counters import CLIENT_PREFIX, OUTSIDE, client_counters, outside_rollouts
+from lightning_sdk.cli.console import counted, notice, print_json, show
+from lightning_sdk.cli.empty import nothing_found
 from lightning_sdk.cli.example import example
 from lightning_sdk.cli.reading import Source, call_views, filter_options, json_option, load, source_options
 from lightning_sdk.cli.spool_state import SpoolState, inspect_spool
 from lightning_sdk.cli.summing import Sums
+
+# Of runs with the same fault, so many are named.
+_NAMED_RUNS: Final = 3
 
 
 @click.command(
@@ -30,16 +35,16 @@ def command(source: Source, query: RolloutQuery, as_json: bool) -> None:
     sums = Sums()
     with source.reader() as reader:
         for loaded in counted(load(reader, query), "reading rollouts"):
-            sums.add(loaded.episode, call_views(loaded.records))
+            sums.add(loaded.episode, call_views(loaded.records), loaded.outcome)
         store = reader.stats()
+        if not sums.outcomes:
+            notice(nothing_found(source, reader, query))
     # With an endpoint the spool here is another machine's business.
     spool = None if source.endpoint else inspect_spool(source.home.spool)
     if as_json:
         print_json({**sums.to_json(), "spool": _spool_json(spool), "store": _store_json(store)})
         return
     show(*_report(sums, spool, store))
-    if not sums.outcomes:
-        remark("Nothing was recorded, or nothing matches.")
 
 
 def _spool_json(spool: SpoolState | None) -> dict[str, object] | None:
@@ -66,15 +71,25 @@ def _report(sums: Sums, spool: SpoolState | None, store: Stats) -> Iterator[Rend
         table.add_row("spool", Text(_spool_line(spool)))
     table.add_row("store", Text(wording.one_line(store.store)))
     table.add_row("records", Text(_counters(store.counters)))
-    clients = client_counters(store)
+    clients = {name: many for name, many in client_counters(store).items() if name not in OUTSIDE}
     if clients:
         table.add_row("clients", Text(wording.tally(clients)))
     yield table
-    for run_id, complaint in sums.complaints().items():
-        yield Text(f"run {wording.one_line(run_id)}: {complaint}", style="yellow")
+    for run_ids, complaint in sums.merged_complaints():
+        yield Text(f"{_runs(run_ids)}: {complaint}", style="yellow")
+    for sentence in outside_rollouts(store) if sums.outcomes else ():
+        yield Text(sentence, style="yellow")
     if spool is not None:
         for name, damage in spool.damaged.items():
             yield Text(wording.one_line(f"damaged segment {name}: {damage}"), style="red")
+
+
+def _runs(run_ids: Sequence[str]) -> str:
+    names = ", ".join(wording.one_line(run_id) for run_id in run_ids[:_NAMED_RUNS])
+    if len(run_ids) == 1:
+        return f"run {names}"
+    more = len(run_ids) - _NAMED_RUNS
+    return f"{len(run_ids):,} runs ({names}{f' and {more:,} more' if more > 0 else ''})"
 
 
 def _lines(sums: Sums) -> list[tuple[str, str]]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lightning_sdk.cli import wording
+from lightning_sdk.cli.reading import UNKNOWN
 from lightning_sdk.cli.tokens import by_call, call_tokens
 from lightning_sdk.mdp import TEXT_ONLY, CallView, Episode
 
@@ -28,15 +29,31 @@ class RunSums:
         if self.usable:
             return None
         if self.text_only:
-            return f"can be used as text only, not by tokens: {wording.tally(self.dropped)}"
+            as_text = {why: many for why, many in self.dropped.items() if why in TEXT_ONLY}
+            return f"can be used as text only, not by tokens: {wording.tally(as_text)}"
         if self.transitions:
             transitions = wording.count(self.transitions, "transition")
-            return f"none of its {transitions} can be used: {wording.tally(self.dropped)}"
+            return f"none of {transitions} can be used: {wording.tally(self.dropped)}"
         if self.calls:
-            return "none of its calls is a decision of a model that generates"
+            return f"none of {wording.count(self.calls, 'call')} is a decision of a model that generates"
         return (
             f"no model call was recorded in {wording.count(self.rollouts, 'rollout')}: "
             "`lsdk doctor` shows which libraries are watched"
+        )
+
+    @property
+    def fault(self) -> tuple[bool, bool, bool]:
+        """Runs with the same one have complaints that differ in numbers only."""
+        return self.text_only > 0, self.transitions > 0, self.calls > 0
+
+    def __add__(self, other: RunSums) -> RunSums:
+        return RunSums(
+            self.rollouts + other.rollouts,
+            self.calls + other.calls,
+            self.transitions + other.transitions,
+            self.usable + other.usable,
+            self.text_only + other.text_only,
+            self.dropped + other.dropped,
         )
 
 
@@ -63,18 +80,20 @@ class Sums:
     agents: Counter[str] = field(default_factory=Counter)
     runs: dict[str, RunSums] = field(default_factory=lambda: defaultdict(RunSums))
 
-    def add(self, episode: Episode, calls: Mapping[str, CallView]) -> None:
+    def add(self, episode: Episode, calls: Mapping[str, CallView], outcome: str) -> None:
         """Add one episode.
 
         Args:
             episode: the episode.
             calls: its calls by id.
+            outcome: of `Loaded`. What is unknown belongs to no run, and is not waited for.
         """
-        run = self.runs[episode.run_id]
+        known = outcome != UNKNOWN
+        run = self.runs[episode.run_id] if known else RunSums()
         run.rollouts += 1
         run.calls += len(calls)
-        self.outcomes[episode.outcome] += 1
-        self.incomplete += not episode.complete
+        self.outcomes[outcome] += 1
+        self.incomplete += known and not episode.complete
         self.no_decision.update(episode.calls_without_transition)
         self.tools.update(tool.name for tool in episode.tools)
         counting = [reward for reward in episode.rewards if not reward.replaced]
@@ -116,6 +135,15 @@ class Sums:
         """Runs of which nothing can be used, or nothing by tokens, each with the reason."""
         found = ((run_id, run.complaint()) for run_id, run in self.runs.items())
         return {run_id: complaint for run_id, complaint in found if complaint is not None}
+
+    def merged_complaints(self) -> list[tuple[list[str], str]]:
+        """`complaints`, with runs that have the same fault in one, summed up."""
+        merged: dict[tuple[bool, bool, bool], tuple[list[str], RunSums]] = {}
+        for run_id in self.complaints():
+            run = self.runs[run_id]
+            run_ids, total = merged.get(run.fault, ([], RunSums()))
+            merged[run.fault] = ([*run_ids, run_id], total + run)
+        return [(run_ids, total.complaint() or "") for run_ids, total in merged.values()]
 
     def to_json(self) -> dict[str, Any]:
         """The sums, JSON-ready."""

@@ -21,6 +21,7 @@ OUTCOME_STYLES: Final[Mapping[str, str]] = {
     "truncated": "yellow",
     "cancelled": "yellow",
     "lost": "red",
+    "unknown": "yellow",
 }
 
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, TypeVar
 
-from lightning_sdk.addresses import grpc_target, without_user
+from lightning_sdk.addresses import checked_token, grpc_target, without_user
 from lightning_sdk.client.urls import UrlPrefix
 from lightning_sdk.errors import ConfigError
 from lightning_sdk.home import Home, StrPath
 from lightning_sdk.ids import unfit
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +54,39 @@ def load_config(**given: Any) -> Config:
     """
     if unknown := sorted(given.keys() - _OPTIONS):
         raise TypeError(f"there is no option {', '.join(unknown)}")
+    return _settle(given, _refuse)
+
+
+def load_environment() -> tuple[Config, tuple[str, ...]]:
+    """The settings of the environment, of a program that never asked for any: what cannot be used is ignored.
+
+    Returns:
+        The settings, and for each variable that was ignored a sentence that says so.
+    """
+    ignored: list[str] = []
+
+    def ignore(error: ConfigError, instead: str) -> None:
+        ignored.append(f"{error}; it is ignored: {instead}")
+
+    return _settle({}, ignore), tuple(ignored)
+
+
+# What to do about a value that cannot be used, and what is done instead where that returns.
+_OnError = Callable[[ConfigError, str], None]
+
+
+def _refuse(error: ConfigError, instead: str) -> None:
+    raise error
+
+
+def _settle(given: Mapping[str, Any], on_error: _OnError) -> Config:
+    def settled(settle: Callable[[], _T], default: _T, instead: str) -> _T:
+        try:
+            return settle()
+        except ConfigError as error:
+            on_error(error, instead)
+            return default
+
     located = Home.locate(
         _checked_path("home", given.get("home")), spool=_checked_path("spool_dir", given.get("spool_dir"))
     )
@@ -59,15 +94,25 @@ def load_config(**given: Any) -> Config:
     if redact is not None and not callable(redact):
         raise ConfigError(f"redact={redact!r} cannot be called: expected a function from bytes to bytes")
     return Config(
-        endpoint=_checked_endpoint(_text(given, "endpoint", empty_ok=True) or ""),
-        project=_name(given, "project") or "default",
+        endpoint=settled(
+            lambda: _checked_endpoint(_text(given, "endpoint", empty_ok=True) or ""),
+            "",
+            f"records stay in {located.spool} until lsdk reads them",
+        ),
+        project=settled(lambda: _name(given, "project"), None, 'the project is "default"') or "default",
         home=located,
-        integrations=_checked_integrations(given.get("integrations")),
-        token=_text(given, "token"),
+        integrations=settled(
+            lambda: _checked_integrations(given.get("integrations")), None, "all that are found are installed"
+        ),
+        token=settled(lambda: _checked_token(given), None, "no token is sent"),
         redact=redact,
-        policy_endpoint=_checked_policy_endpoint(_text(given, "policy_endpoint", empty_ok=True) or ""),
-        run_id=_name(given, "run_id"),
-        split=_name(given, "split"),
+        policy_endpoint=settled(
+            lambda: _checked_policy_endpoint(_text(given, "policy_endpoint", empty_ok=True) or ""),
+            "",
+            "no request carries a call id",
+        ),
+        run_id=settled(lambda: _name(given, "run_id"), None, "the run gets a fresh id"),
+        split=settled(lambda: _name(given, "split"), None, "rollouts are of no split"),
     )
 
 
@@ -107,6 +152,11 @@ def _checked_endpoint(endpoint: str) -> str:
     if endpoint:
         grpc_target(endpoint)
     return endpoint
+
+
+def _checked_token(given: Mapping[str, Any]) -> str | None:
+    token = _text(given, "token")
+    return None if token is None else checked_token(token)
 
 
 def _checked_policy_endpoint(url: str) -> str:

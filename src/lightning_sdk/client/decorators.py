@@ -8,6 +8,7 @@ from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
 
 from lightning_sdk.client import faults
+from lightning_sdk.client.scope import get_current, set_current
 from lightning_sdk.errors import ConfigError
 from lightning_sdk.ids import fitted, unfit
 
@@ -135,7 +136,8 @@ def _trace_tool(target: F, name: str) -> F:
 def _positional_parameters(function: Callable[..., Any]) -> tuple[str, ...]:
     try:
         parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):
+    except (TypeError, ValueError) as error:
+        faults.pass_on(error)
         return ()
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return tuple(parameter.name for parameter in parameters if parameter.kind in kinds)
@@ -154,6 +156,8 @@ def _named_arguments(
 def _wrap(target: F, new_execution: _NewExecution) -> F:
     from lightning_sdk.client.wrapping import TracedCallable
 
+    if type(target) is FunctionType and _is_class_method_by_name(target):
+        target = classmethod(target)  # type: ignore[assignment]
     drive_only = _runs_when_resumed(target)
 
     def wrapper(
@@ -170,11 +174,14 @@ def _wrap(target: F, new_execution: _NewExecution) -> F:
             # The call only binds arguments; the body runs later, and only then anything begins.
             driven = wrapped(*args, **kwargs)
             return continuation(execution, driven) or driven
-        execution.start()
+        before = get_current()
         try:
+            execution.start()
             with execution:
                 result = wrapped(*args, **kwargs)
         except BaseException as error:
+            # It is so already, unless a signal handler raised while we entered or left.
+            set_current(before)
             execution.finish_raised(error)
             raise
         later = continuation(execution, result)
@@ -184,6 +191,16 @@ def _wrap(target: F, new_execution: _NewExecution) -> F:
         return result
 
     return TracedCallable(target, wrapper)  # type: ignore[return-value]
+
+
+def _is_class_method_by_name(function: FunctionType) -> bool:
+    """Whether Python makes a class method of it when the class is made, which it does to plain functions only."""
+    around, _, name = function.__qualname__.rpartition(".")
+    return (
+        name in ("__init_subclass__", "__class_getitem__")
+        and around != ""
+        and not around.endswith("<locals>")
+    )
 
 
 def _runs_when_resumed(target: Any) -> bool:

@@ -22,7 +22,7 @@ from lightning_sdk.records import OUTCOMES, OutcomeName, Record, ToolCall
 class Execution(ABC):
     """What all traced executions share. `with execution:` stands around the user's code whenever it runs."""
 
-    __slots__ = ("__weakref__", "_pid", "_started", "_unfinished", "driver", "unstarted")
+    __slots__ = ("_pid", "_started", "_unfinished", "driver")
 
     def __init__(self) -> None:
         self._started = False
@@ -32,12 +32,9 @@ class Execution(ABC):
         self._unfinished = [True]
         # The generator or coroutine that the consumer holds.
         self.driver: ReferenceType[Any] | None = None
-        # The user's own coroutine, as long as nothing of it has run.
-        self.unstarted: CoroutineType[Any, Any, Any] | None = None
 
     def start(self) -> None:
         """The user's code is about to run; only the first call counts. Never raises."""
-        self.unstarted = None
         if not self._started:
             self._started = True
             self._pid = os.getpid()
@@ -88,11 +85,35 @@ class Execution(ABC):
     @abstractmethod
     def __exit__(self, *raised: object) -> None: ...
 
+
+class Keeper:
+    """Held by whatever drives an execution, and by nothing else: ends it where its driver never came to.
+
+    The execution itself has no `__del__`. One would run at the end of every traced call, and Python discards
+    what a signal handler raises there.
+    """
+
+    # Of the class, since also what was never made whole is collected.
+    unstarted: CoroutineType[Any, Any, Any] | None = None
+    execution: Execution | None = None
+
+    def __init__(self, execution: Execution, unstarted: CoroutineType[Any, Any, Any] | None = None) -> None:
+        # The user's own coroutine, as long as nothing of it has run.
+        self.unstarted = unstarted
+        self.execution = execution
+
+    def begin(self) -> None:
+        """The driver begins to run."""
+        self.unstarted = None
+        if self.execution is not None:
+            self.execution.start()
+
     def __del__(self) -> None:
         if self.unstarted is not None:
             # Python warns once of a coroutine that was never awaited: of ours, which bears its name.
             self.unstarted.close()
-        self.finish("abandoned")
+        if self.execution is not None and self.execution._unfinished:
+            self.execution.finish("abandoned")
 
 
 class AgentExecution(Execution):
@@ -112,10 +133,7 @@ class AgentExecution(Execution):
     def _start(self) -> None:
         parent = scope.current()
         if parent is None:
-            active = runtime.active()
-            if active is None:
-                return
-            parent = self._top = begin_rollout(active)
+            parent = self._top = begin_rollout(runtime.active())
         rollout = parent.rollout
         self._span = ScopeSpan.start(self._agent, rollout.rollout_id)
         started = scope.Scope(rollout, scope_id=new_id("sc"), agent=self._agent, parent=parent)
@@ -126,12 +144,21 @@ class AgentExecution(Execution):
         if self._scope is None:
             return
         if self._span is not None:
+            self._span.detach()  # where it was attached when a signal handler raised
             self._span.end(outcome, error)
-        journal.end_scope(self._scope, outcome, error, self._span.ids if self._span else active_ids())
-        if self._top is not None:
-            journal.end_rollout(self._top, outcome, error)
+        try:
+            journal.end_scope(self._scope, outcome, error, self._span.ids if self._span else active_ids())
+        finally:
+            # Also where an interrupt of the agent's came in between.
+            if self._top is not None:
+                self._end_rollout(self._top, outcome, error)
+
+    def _end_rollout(self, top: scope.Scope, outcome: OutcomeName, error: BaseException | None) -> None:
+        try:
+            journal.end_rollout(top, outcome, error)
+        finally:
             if outcome != "abandoned":
-                scope.remember_ended(self._top)
+                scope.remember_ended(top)
 
     def __enter__(self) -> None:
         if self._scope is not None:
@@ -165,7 +192,7 @@ class ToolExecution(Execution):
     def _start(self) -> None:
         self._scope = scope.current()
         active = runtime.active_for(self._scope.rollout) if self._scope is not None else runtime.active()
-        if active is None or (self._scope is None and not active.captured):
+        if self._scope is None and not active.captured:
             faults.count("tool_calls_outside_rollout")
             return
         # Now: the tool may change what it was given.

@@ -41,11 +41,14 @@ class Ending(Protocol):
 _watched: WeakSet[Ending] = WeakSet()
 _ending_thread: int | None = None
 _spent_s = 0.0
+_all_stopped = False
 
 
 def watch_exit(subject: Ending) -> None:
-    """Tell `subject` of the end of the process, as long as it lives."""
+    """Tell `subject` of the end of the process, as long as it lives; at once if that was told already."""
     _watched.add(subject)
+    if _all_stopped:
+        subject.stop(_LEAST_S)
 
 
 def forget(subject: Ending) -> None:
@@ -81,8 +84,9 @@ def _drain_all() -> None:
 
 def _stop_all() -> None:
     """A thread inside gRPC while the interpreter goes away could crash the process."""
-    global _ending_thread
+    global _ending_thread, _all_stopped
     _ending_thread = threading.get_ident()
+    _all_stopped = True
     for subject in list(_watched):
         subject.stop(_STOP_S)
 

@@ -16,7 +16,8 @@ from collections.abc import AsyncGenerator, Generator
 from types import AsyncGeneratorType, CodeType, CoroutineType, GeneratorType
 from typing import Any
 
-from lightning_sdk.client.execution import Execution
+from lightning_sdk.client.execution import Execution, Keeper
+from lightning_sdk.client.scope import get_current, set_current
 
 
 def continuation(execution: Execution, result: Any) -> Any | None:
@@ -28,12 +29,11 @@ def continuation(execution: Execution, result: Any) -> Any | None:
     driver: Any
     kind = type(result)
     if kind is CoroutineType and inspect.getcoroutinestate(result) == inspect.CORO_CREATED:
-        execution.unstarted = result
-        driver = _coroutine(execution, result)
+        driver = _coroutine(execution, Keeper(execution, result), result)
     elif kind is GeneratorType and _is_fresh_generator(result):
-        driver = _generator(execution, result)
+        driver = _generator(execution, Keeper(execution), result)
     elif kind is AsyncGeneratorType and _is_fresh_async_generator(result):
-        driver = _async_generator(execution, result)
+        driver = _async_generator(execution, Keeper(execution), result)
     else:
         return None
     driver.__name__, driver.__qualname__ = result.__name__, result.__qualname__
@@ -62,23 +62,28 @@ def _first_instruction(code: CodeType) -> int:
     return code.co_code[::2].index(opcode.opmap["RETURN_GENERATOR"]) * 2
 
 
-async def _coroutine(execution: Execution, coroutine: CoroutineType[Any, Any, Any]) -> Any:
-    execution.start()
+async def _coroutine(execution: Execution, keeper: Keeper, coroutine: CoroutineType[Any, Any, Any]) -> Any:
+    keeper.begin()
+    before = get_current()
     try:
         with execution:
             result = await coroutine
     except BaseException as error:
+        set_current(before)  # as in a plain call, see decorators.py
         execution.finish_raised(error)
         raise
     execution.finish_returned(result)
     return result
 
 
-def _generator(execution: Execution, inner: GeneratorType[Any, Any, Any]) -> Generator[Any, Any, Any]:
-    execution.start()
+def _generator(
+    execution: Execution, keeper: Keeper, inner: GeneratorType[Any, Any, Any]
+) -> Generator[Any, Any, Any]:
+    keeper.begin()
     thrown: BaseException | None = None
     sent: Any = None
     while True:
+        before = get_current()
         try:
             with execution:
                 # In a list, from which it is taken out on its way to the consumer: we keep no reference to
@@ -88,10 +93,11 @@ def _generator(execution: Execution, inner: GeneratorType[Any, Any, Any]) -> Gen
             execution.finish_returned(stop.value, thrown)
             return stop.value
         except BaseException as error:
+            set_current(before)
             execution.finish_raised(error)
             thrown = None  # else the exception would hold this frame, and this frame the exception
             raise
-        thrown = None
+        thrown = before = None
         sent = None
         try:
             sent = yield passing.pop()
@@ -101,13 +107,14 @@ def _generator(execution: Execution, inner: GeneratorType[Any, Any, Any]) -> Gen
 
 
 async def _async_generator(
-    execution: Execution, inner: AsyncGeneratorType[Any, Any]
+    execution: Execution, keeper: Keeper, inner: AsyncGeneratorType[Any, Any]
 ) -> AsyncGenerator[Any, Any]:
-    execution.start()
+    keeper.begin()
     thrown: BaseException | None = None
     sent: Any = None
     step = _first_step(inner)
     while True:
+        before = get_current()
         try:
             with execution:
                 passing = [await step]
@@ -115,10 +122,11 @@ async def _async_generator(
             execution.finish_returned(None, thrown)
             return
         except BaseException as error:
+            set_current(before)
             execution.finish_raised(error)
             thrown = None  # else the exception would hold this frame, and this frame the exception
             raise
-        thrown = None
+        thrown = before = None
         try:
             sent = yield passing.pop()
         except BaseException as error:

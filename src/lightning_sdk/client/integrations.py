@@ -123,8 +123,8 @@ def _load(slot: _Slot) -> plugins.Integration | None:
                 raise PluginError(f"{slot.plugin.value} is no integration: it lacks a name of the protocol")
             slot.integration = integration
         except Exception as error:
-            slot.broken = str(error)
             faults.note(f"integration {slot.plugin.name}", error)
+            slot.broken = str(error)
     return slot.integration
 
 
@@ -154,10 +154,12 @@ def _install(slot: _Slot, integration: plugins.Integration) -> None:
         slot.undo = integration.install(ProcessRecorder())
         slot.failed = ""
     except Exception as error:
-        slot.installer = None
-        slot.failed = f"{type(error).__name__}: {error}"
         faults.note(f"integration {slot.plugin.name}", error)
+        slot.failed = f"{type(error).__name__}: {error}"
         return
+    finally:
+        if slot.undo is None:
+            slot.installer = None
     if not slot.wanted:
         _undo(slot)
 

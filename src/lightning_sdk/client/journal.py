@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from lightning_sdk.client import faults
-from lightning_sdk.client.jsonable import object_to_json
+from lightning_sdk.client.jsonable import name_of, object_to_json
 from lightning_sdk.client.otel import NO_SPAN, SpanIds
 from lightning_sdk.client.redact import redact, redact_text
 from lightning_sdk.client.runtime import Runtime, Sink, active_for
@@ -229,15 +229,24 @@ def error_of(runtime: Runtime, error: BaseException | None) -> Error | None:
     """An exception as it may be written: qualified type, and message without secrets."""
     if error is None or isinstance(error, GeneratorExit):
         return None
-    kind = type(error)
-    name = fitted(
-        kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-    )
     try:
-        message = str(error)
-    except Exception:
+        message = str.__str__(str(error))
+    except BaseException as raised:
+        faults.pass_on_unless_raised(raised)
         message = ""
-    return Error(type=name, message=redact_text(message[:_MAX_ERROR_CHARS], runtime.config.redact))
+    return Error(
+        type=_qualified_name(type(error)),
+        message=redact_text(message[:_MAX_ERROR_CHARS], runtime.config.redact),
+    )
+
+
+def _qualified_name(kind: type) -> str:
+    try:
+        module, name = kind.__module__, kind.__qualname__
+        return fitted(name if module == "builtins" else f"{module}.{name}")
+    except BaseException as raised:  # a metaclass may say anything
+        faults.pass_on_unless_raised(raised)
+        return fitted(name_of(kind))
 
 
 def _open(rollout: Rollout, scope_id: str, began: Moment, record: Record) -> None:

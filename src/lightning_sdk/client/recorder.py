@@ -5,14 +5,21 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
+from typing import Final
 
 from lightning_sdk.client import faults, journal, runtime, scope
 from lightning_sdk.client.otel import active_ids
 from lightning_sdk.client.redact import redact
+from lightning_sdk.client.segments import MAX_RECORD_BYTES
 from lightning_sdk.client.urls import public_url
 from lightning_sdk.ids import new_id
 from lightning_sdk.plugins import CALL_ID, CALL_ID_HEADER
-from lightning_sdk.records import OUTCOMES, OutcomeName, Record
+from lightning_sdk.records import OUTCOMES, Call, OutcomeName, Record
+
+# What a record may hold beside the rest of it; a redaction is never much longer than what it replaces.
+_MAX_BODIES_BYTES: Final = MAX_RECORD_BYTES - (4 << 20)
+# Around each event.
+_EVENT_BYTES: Final = 6
 
 # Calls that sample nothing: no action, so nothing that a reward could be for.
 _WITHOUT_ACTION = frozenset({"embeddings"})
@@ -165,15 +172,20 @@ class CallRecording:
         record = Record(end_ns=time.time_ns())
         # Filled in place: a Call that is made first would be copied, bodies and all.
         call = record.call
-        hook = self._runtime.config.redact
-        call.request, redactions = redact(self._request, hook)
-        call.response, replaced = redact(self._response, hook)
-        redactions += replaced
-        for data in self._events:
-            event, replaced = redact(data, hook)
-            call.events.append(event)
-            redactions += replaced
-        call.redactions = redactions
+        if error is not None and (told := journal.error_of(self._runtime, error)) is not None:
+            call.error.CopyFrom(told)
+        size = (
+            len(self._request) + len(self._response) + sum(_EVENT_BYTES + len(data) for data in self._events)
+        )
+        if size <= _MAX_BODIES_BYTES:
+            self._add_bodies(call)
+        else:
+            faults.count("bodies_withheld")
+            call.error.type = "lightning_sdk.RecordTooLarge"
+            call.error.message = (
+                f"request and response have {size} bytes, and a record {_MAX_BODIES_BYTES} at the most: they were "
+                f"withheld{f' ({call.error.message})' if call.error.message else ''}"
+            )
         call.call_id = self._call_id
         call.endpoint_call_id = self._endpoint_call_id
         call.integration = self._integration
@@ -185,15 +197,23 @@ class CallRecording:
         call.status = self._status
         if self._scope is not None:
             call.agent = self._scope.agent
-        if error is not None and (told := journal.error_of(self._runtime, error)) is not None:
-            call.error.CopyFrom(told)
-
         if self._scope is None:
             journal.append_outside(self._runtime, self._began, record)
         else:
             journal.append(self._scope, self._began, record)
             if self._api not in _WITHOUT_ACTION:
                 self._scope.call_finished(self._call_id)
+
+    def _add_bodies(self, call: Call) -> None:
+        hook = self._runtime.config.redact
+        call.request, redactions = redact(self._request, hook)
+        call.response, replaced = redact(self._response, hook)
+        redactions += replaced
+        for data in self._events:
+            event, replaced = redact(data, hook)
+            call.events.append(event)
+            redactions += replaced
+        call.redactions = redactions
 
 
 def _header(headers: Mapping[str, str], name: str) -> str | None:

@@ -1,15 +1,14 @@
 """Secrets leave a body before it is written anywhere.
 
-Cheap on what has none: a body is searched for a few literals first, those only where a byte occurs that is
-rarer in prose and JSON than they are slow to find, and a pattern runs only where its literal occurs. Patterns
-match the lower-cased body, so that they can begin with a literal; what they find is replaced in the original.
+Cheap on what has none: every pattern begins with a literal, for which the engine of `re` searches fast, and some
+are only tried where a rare byte occurs. Those that ignore case match the lower-cased body; what they find is
+replaced in the original.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import NamedTuple
 
 from lightning_sdk.client import faults
 
@@ -22,38 +21,62 @@ _JSON_VALUE = rb'\\*"\s*:\s*\\*"([^"\\]+)'
 _QUERY_VALUE = rb"=([^&\s\"'<>\\#]+)"
 
 
-class _Rule(NamedTuple):
-    # A single byte, which is found at the speed of memory; empty where none of the pattern's is rare.
-    byte: bytes
-    literal: bytes
-    pattern: re.Pattern[bytes]
+def _all(*patterns: bytes) -> tuple[re.Pattern[bytes], ...]:
+    return tuple(map(re.compile, patterns))
 
 
-# Each literal costs a search of the whole body, so there are few. The group of a pattern is the secret.
-_RULES = tuple(
-    _Rule(byte, literal, re.compile(pattern))
-    for byte, literal, pattern in (
-        # Keys of OpenAI, Anthropic and others. One digit at least: "sk-learn-compatible-estimators" is prose.
-        (b"-", b"sk-", rb"(sk-(?<![a-z0-9_-]sk-)(?=[a-z_-]*[0-9])[a-z0-9_-]{16,})"),
-        (b"", b"bearer ", rb"bearer +([a-z0-9._~+/=-]{8,})"),
-        (
-            b"",
-            b"key",
+# Patterns by a rare byte that is found at the speed of memory and without which none of them can match; empty
+# where theirs are not rare. Each begins with its literal, for which alone a body is then searched. The group of a
+# pattern, or all of it, is the secret.
+_Rules = tuple[tuple[bytes, tuple[re.Pattern[bytes], ...]], ...]
+
+# In the lower-cased body.
+_RULES: _Rules = (
+    # Keys of OpenAI, Anthropic and others. One digit at least: "sk-learn-compatible-estimators" is prose. The
+    # letter of an escape of JSON is no part of a word.
+    (b"-", _all(rb"(sk-(?:(?<![a-z0-9_-]sk-)|(?<=\\[nrtbf]sk-))(?=[a-z_-]*[0-9])[a-z0-9_-]{16,})")),
+    (
+        b"",
+        _all(
+            rb"bearer +([a-z0-9._~+/=-]{8,})",
             rb"key(?:(?:(?<=api[_-]key)|(?<=apikey)|(?<=access_key))"
             + _JSON_VALUE
             + rb"|(?:(?<=[?&_-]key)|(?<=[?&]apikey))"
             + _QUERY_VALUE
             + rb")",
+            rb"authorization" + _JSON_VALUE,
         ),
-        (b"=", b"token=", rb"token(?<=[?&_-]token)" + _QUERY_VALUE),
-        (b"", b"authorization", rb"authorization" + _JSON_VALUE),
-        # User information of a URL.
-        (b"@", b"://", rb"://([^\s/\"'<>@:\\]+:[^\s/\"'<>@\\]+)@"),
-    )
+    ),
+    (b"=", _all(rb"token=(?<=[?&_-]token=)" + _QUERY_VALUE[1:])),
+    # User information of a URL.
+    (b"@", _all(rb"://([^\s/\"'<>@:\\]+:[^\s/\"'<>@\\]+)@")),
 )
-# Of AWS, which are in capitals: searched in the body as it is, for what both kinds have in them.
-_AWS_LITERAL = b"IA"
-_AWS_KEY = re.compile(rb"(?<![A-Za-z0-9])A[KS]IA[0-9A-Z]{16}(?![A-Za-z0-9])")
+
+
+def _made(literal: bytes, rest: bytes) -> bytes:
+    """A key that is no part of a longer word, for base64 holds every short text."""
+    before = rb"(?:(?<![A-Za-z0-9]" + literal + rb")|(?<=\\[nrtbf]" + literal + rb"))"
+    return literal + before + rest + rb"(?![A-Za-z0-9_])"
+
+
+# In the body as it is: keys that begin as their maker says.
+_MADE_RULES: _Rules = (
+    # AWS and Google.
+    (b"A", _all(_made(rb"A[KS]IA", rb"[0-9A-Z]{16}"), _made(rb"AIza", rb"[A-Za-z0-9_-]{35}"))),
+    # GitHub and Hugging Face.
+    (
+        b"",
+        _all(
+            _made(rb"gh[pousr]_", rb"[A-Za-z0-9]{20,}"),
+            _made(rb"github_pat_", rb"[A-Za-z0-9_]{20,}"),
+            _made(rb"hf_", rb"[A-Za-z0-9]{30,}"),
+        ),
+    ),
+    # GitLab and Slack.
+    (b"-", _all(_made(rb"glpat-", rb"[A-Za-z0-9_-]{20,}"), _made(rb"xox[a-z]-", rb"[A-Za-z0-9-]{10,}"))),
+    # A JSON Web Token: three parts, of which two are JSON objects.
+    (b"J", _all(_made(rb"eyJ", rb"[A-Za-z0-9_-]{8,}\.eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}"))),
+)
 
 
 def redact(body: bytes, hook: RedactHook | None = None) -> tuple[bytes, int]:
@@ -88,13 +111,7 @@ def redact_text(text: str, hook: RedactHook | None = None) -> str:
 
 
 def _replace_known(body: bytes) -> tuple[bytes, int]:
-    lowered = body.lower()
-    spans = []
-    for byte, literal, pattern in _RULES:
-        if byte in lowered and literal in lowered:
-            spans += [match.span(match.lastindex or 0) for match in pattern.finditer(lowered)]
-    if _AWS_LITERAL in body:
-        spans += [match.span() for match in _AWS_KEY.finditer(body)]
+    spans = _found(_RULES, body.lower()) + _found(_MADE_RULES, body)
     if not spans:
         return body, 0
     spans.sort()
@@ -108,3 +125,14 @@ def _replace_known(body: bytes) -> tuple[bytes, int]:
         end = max(end, stop)
     parts.append(body[end:])
     return b"".join(parts), replacements
+
+
+def _found(rules: _Rules, body: bytes) -> list[tuple[int, int]]:
+    spans: list[tuple[int, int]] = []
+    for byte, patterns in rules:
+        if not byte or byte in body:
+            for pattern in patterns:
+                # Asked first: that is one call, and most often the answer is no.
+                if pattern.search(body) is not None:
+                    spans += [match.span(match.lastindex or 0) for match in pattern.finditer(body)]
+    return spans

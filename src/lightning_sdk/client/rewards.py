@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, SupportsFloat
 
 from lightning_sdk.client import faults, runtime, scope
 from lightning_sdk.client.scope import CallHandle
-from lightning_sdk.ids import unfit
+from lightning_sdk.ids import fitted_id, unfit
 
 if TYPE_CHECKING:
     from lightning_sdk.records import Reward
@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 _UNBOUND = (
     "emit_reward() found no rollout: it was called outside any scope, and none has ended in this context; "
     "the reward is kept, but counts for nothing. Name the rollout with rollout_id=…"
+)
+_ANOTHER_SINCE = (
+    "emit_reward() went to the rollout that ended last in this context, but another has ended since, in a task "
+    "or thread of its own: if that was meant, name it with rollout_id=…, or call emit_reward() where it runs"
 )
 _NOTHING_TO_ANNOTATE = (
     "annotate() found no rollout: it was called outside any scope, and none has ended in this context; "
@@ -57,12 +61,18 @@ def emit_reward(
     """
     components = _components(value, name)
     _check_places(call, choice, rollout_id, reward_id)
+    # As `rollout` does with the id that it is given.
+    rollout_id = None if rollout_id is None else fitted_id(rollout_id)
+    reward_id = None if reward_id is None else fitted_id(reward_id)
+    call = fitted_id(call) if isinstance(call, str) else call
     with faults.guard("emit_reward"):
         active = runtime.active()
-        if active is None:
-            return
         if not _emit(active, components, call, choice, rollout_id, reward_id):
             active.warn_once(_UNBOUND)
+        elif (
+            call is None and rollout_id is None and scope.current() is None and scope.ended_elsewhere_since()
+        ):
+            active.warn_once(_ANOTHER_SINCE)
 
 
 def annotate(**values: Any) -> None:
@@ -80,7 +90,7 @@ def annotate(**values: Any) -> None:
     with faults.guard("annotate"):
         active = runtime.active()
         place, _ = scope.current_or_ended()
-        if active is None or not values:
+        if not values:
             return
         if place is None:
             faults.count("annotations_without_rollout")
@@ -201,6 +211,7 @@ def _number(value: object, where: str) -> float:
     try:
         number = float(value)  # type: ignore[arg-type]
     except Exception as error:
+        faults.pass_on(error)
         raise ValueError(f"{found} cannot be made a float ({error}): expected a finite number") from None
     if not math.isfinite(number):
         raise ValueError(f"{found} is not finite: leave the reward out if it is not known")
@@ -215,7 +226,8 @@ def _check_text(name: str, text: str | None) -> None:
 def _short(value: object) -> str:
     try:
         text = repr(value)
-    except Exception:
+    except BaseException as raised:
+        faults.pass_on_unless_raised(raised)
         text = type(value).__name__
     text = text.encode("ascii", "backslashreplace").decode()
     return text if len(text) <= 80 else f"{text[:77]}..."
@@ -228,7 +240,6 @@ def _check_places(
         raise ValueError(
             f"emit_reward(call={call!r}): expected a handle from last_call(), or the id in a response"
         )
-    _check_text("call", call if isinstance(call, str) else None)
     if choice is not None:
         if call is None:
             raise ValueError(f"emit_reward(choice={choice!r}) needs call=…: which call's choice it is")
@@ -237,4 +248,3 @@ def _check_places(
     for name, text in (("rollout_id", rollout_id), ("reward_id", reward_id)):
         if text is not None and (not isinstance(text, str) or not text):
             raise ValueError(f"emit_reward({name}={text!r}): expected a string that is not empty")
-        _check_text(name, text)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
 from lightning_sdk.client import faults, runtime, scope
 from lightning_sdk.client.otel import active_ids
 from lightning_sdk.errors import ConfigError
-from lightning_sdk.ids import new_id, unfit
+from lightning_sdk.ids import fitted_id, new_id
+
+if TYPE_CHECKING:
+    from lightning_sdk.records import OutcomeName
 
 
 def begin_rollout(
@@ -66,6 +70,8 @@ class rollout:  # noqa: N801 - used as a statement: `with rollout(task_id="7"):`
     failed (a
     cancellation: cancelled) and goes on unchanged.
 
+    An id that cannot be stored as it is (longer than 256 characters, or not Unicode) is escaped, or ends in a hash.
+
     Args:
         task_id: the row of the data set. Rollouts of one task can be compared: they share a group.
         metadata: values to keep with it; what JSON cannot say is kept as its repr.
@@ -81,7 +87,7 @@ class rollout:  # noqa: N801 - used as a statement: `with rollout(task_id="7"):`
         ConfigError: an argument cannot be used.
     """
 
-    __slots__ = ("_before", "_options", "_pid", "_top", "rollout_id")
+    __slots__ = ("__weakref__", "_before", "_left", "_options", "_pid", "_top", "rollout_id")
 
     def __init__(
         self,
@@ -97,7 +103,7 @@ class rollout:  # noqa: N801 - used as a statement: `with rollout(task_id="7"):`
     ) -> None:
         if isinstance(task_id, int) and not isinstance(task_id, bool):
             task_id = str(task_id)
-        names = {
+        names: dict[str, Any] = {
             "task_id": task_id,
             "run_id": run_id,
             "split": split,
@@ -107,15 +113,15 @@ class rollout:  # noqa: N801 - used as a statement: `with rollout(task_id="7"):`
         for name, value in names.items():
             if value is not None and (not isinstance(value, str) or not value):
                 raise ConfigError(f"rollout({name}={value!r}): expected a string that is not empty")
-            if value is not None and (reason := unfit(value)):
-                raise ConfigError(f"rollout({name}={value[:80]!a}) {reason}")
+        # Names of files and rows come from data, which must not stop the agent.
+        names = {name: None if value is None else fitted_id(value) for name, value in names.items()}
         if metadata is not None and not isinstance(metadata, Mapping):
             raise ConfigError(
                 f"rollout(metadata=…) is a {type(metadata).__name__}: expected a mapping of names to values"
             )
         _check_number("round", round, 0)
         _check_number("attempt", attempt, 1)
-        self.rollout_id: str = rollout_id or new_id("ro")
+        self.rollout_id: str = names["rollout_id"] or new_id("ro")
         self._options: dict[str, Any] = {
             **names,
             "rollout_id": self.rollout_id,
@@ -126,6 +132,7 @@ class rollout:  # noqa: N801 - used as a statement: `with rollout(task_id="7"):`
         self._top: scope.Scope | None = None
         self._before: scope.Scope | None = None
         self._pid = 0
+        self._left: weakref.finalize[..., rollout] | None = None
 
     def __enter__(self) -> rollout:
         if self._pid:
@@ -133,32 +140,34 @@ class rollout:  # noqa: N801 - used as a statement: `with rollout(task_id="7"):`
                 f"rollout {self.rollout_id} was entered before: make another for each execution"
             )
         self._pid = os.getpid()
-        with faults.guard("rollout"):
-            active = runtime.active()
-            if active is not None:
-                self._top = begin_rollout(active, **self._options)
-                self._before = scope.enter(self._top)
+        self._before = scope.get_current()
+        try:
+            with faults.guard("rollout"):
+                self._top = begin_rollout(runtime.active(), **self._options)
+                # For a block that a signal handler leaves just before our `__exit__` begins.
+                self._left = weakref.finalize(self, _leave, self._top, self._before, self._pid)
+                self._left.atexit = False  # type: ignore[misc]
+                scope.enter(self._top)
+        except BaseException as error:
+            scope.set_current(self._before)
+            self.__exit__(type(error), error, error.__traceback__)
+            raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        top = self._top
-        if top is None:
-            return
-        scope.leave(top, self._before)
-        self._before = None
-        # A forked child inherits the rollout, but it is its parent's to end.
-        if self._pid != os.getpid():
-            return
-        from lightning_sdk.client import journal
-
-        with faults.guard("rollout"):
-            if error is None:
-                journal.end_rollout(top, "ok", None)
-            else:
-                journal.end_rollout(top, "error" if isinstance(error, Exception) else "cancelled", error)
-        scope.remember_ended(top)
+        if self._top is not None:
+            try:
+                _leave(self._top, self._before, self._pid, error)
+            except BaseException:
+                if scope.get_current() is self._top:
+                    scope.set_current(self._before)
+                raise
+            finally:
+                self._before = None
+                if self._left is not None:
+                    self._left.detach()
 
     async def __aenter__(self) -> rollout:
         return self.__enter__()
@@ -167,6 +176,35 @@ class rollout:  # noqa: N801 - used as a statement: `with rollout(task_id="7"):`
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.__exit__(kind, error, traceback)
+
+
+_NEVER_LEFT: Final = GeneratorExit()
+
+
+def _leave(
+    top: scope.Scope, before: scope.Scope | None, pid: int, error: BaseException | None = _NEVER_LEFT
+) -> None:
+    """End the rollout and make what was before it current again.
+
+    Args:
+        top: its top.
+        before: what was current before it.
+        pid: the process in which it began. A forked child inherits it, but it is its parent's to end.
+        error: what left the block. By default: nobody knows how it was left.
+    """
+    scope.leave(top, before)
+    if pid != os.getpid():
+        return
+    from lightning_sdk.client import journal
+
+    outcome: OutcomeName = "ok"
+    if error is not None:
+        outcome = "error" if isinstance(error, Exception) else "cancelled"
+    try:
+        with faults.guard("rollout"):
+            journal.end_rollout(top, outcome, error)
+    finally:
+        scope.remember_ended(top)
 
 
 def _check_number(name: str, value: int, least: int) -> None:

@@ -19,9 +19,8 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Protocol
 
 from lightning_sdk.client import faults
-from lightning_sdk.client.config import Config, load_config
+from lightning_sdk.client.config import Config, load_config, load_environment
 from lightning_sdk.client.urls import UrlPrefix
-from lightning_sdk.errors import ConfigError
 from lightning_sdk.home import StrPath
 from lightning_sdk.ids import new_id
 
@@ -105,11 +104,18 @@ class Runtime:
         """Put its integrations in place, then let other threads record."""
         from lightning_sdk.client import integrations
 
+        waiting = self.ready
         try:
             if not self.captured and not is_capturing():
                 integrations.select(self.config.integrations)
+        except BaseException as error:
+            if not isinstance(error, Exception) or faults.is_of_agent(error):
+                # An interrupt of the agent's came in between: whoever comes next goes on.
+                self.ready = threading.Event()
+                self._installer = None
+            raise
         finally:
-            self.ready.set()
+            waiting.set()
 
     def wait_ready(self) -> None:
         """Wait until the integrations are in place, so that no call slips by unseen. Bounded, and counted."""
@@ -153,6 +159,13 @@ class Runtime:
             journal.close(self)
         return self._producer is None or self._producer.close(timeout_s)
 
+    def reopen(self) -> None:
+        """After `close`: what is recorded all the same goes to another producer."""
+        self._producer = None
+        self.written_counters = {}
+        self._counted = {}
+        self.closed = False
+
     def warn_once(self, message: str) -> None:
         """Warn the user, at the line that called our public function, once for each message."""
         if message not in self._warned:
@@ -162,8 +175,6 @@ class Runtime:
 
 _lock = threading.RLock()
 _active: Runtime | None = None
-# The environment's settings cannot be used: nothing is recorded until someone calls init().
-_unusable = False
 # Open captures, the innermost last. Replaced, never changed.
 _captures: tuple[Runtime, ...] = ()
 
@@ -242,7 +253,7 @@ def _warn_ignored(used: Config, ignored: Config) -> None:
     )
 
 
-def active() -> Runtime | None:
+def active() -> Runtime:
     """What records now: the innermost capture, else the initialised runtime, which is made if nobody did."""
     captures = _captures
     if captures:
@@ -329,11 +340,11 @@ def shutdown(timeout: float = _EXIT_TIMEOUT_S) -> bool:
     Returns:
         False when not everything reached the collector in that time. It stays in the spool.
     """
-    global _active, _unusable
+    global _active
     from lightning_sdk.client import integrations
 
     with _lock:
-        runtime, _active, _unusable = _active, None, False
+        runtime, _active = _active, None
     with faults.guard("shutdown"):
         if not is_capturing():
             integrations.uninstall_all()
@@ -341,18 +352,16 @@ def shutdown(timeout: float = _EXIT_TIMEOUT_S) -> bool:
     return False
 
 
-def _start_implicitly() -> Runtime | None:
-    global _unusable
+def _start_implicitly() -> Runtime:
     with _lock:
-        if _active is not None or _unusable:
+        if _active is not None:
             return _active
-        try:
-            runtime = Runtime(load_config(), explicit=False)
-        except ConfigError as error:
-            _unusable = True
-            faults.report("configuration", error)
-            return None
+        config, ignored = load_environment()
+        runtime = Runtime(config, explicit=False)
         _activate(runtime)
+    for sentence in ignored:
+        faults.count("settings_ignored")
+        faults.warn(f"{sentence}; correct the variable, or call init() with what you want")
     # Not under the lock: installing imports modules, and their import may run traced code in another thread.
     with faults.guard("integrations"):
         runtime.install()
@@ -361,10 +370,8 @@ def _start_implicitly() -> Runtime | None:
 
 def _activate(runtime: Runtime) -> None:
     """Make it the one of this process. Under the lock."""
-    global _active, _unusable
-
+    global _active
     _active = runtime
-    _unusable = False
 
 
 def _retire(runtime: Runtime, timeout_s: float) -> None:
@@ -383,3 +390,5 @@ def _close_at_exit() -> None:
     if runtime is not None:
         with faults.guard("exit"):
             runtime.close(_EXIT_TIMEOUT_S)
+        # Hooks that were registered before our import run after this one.
+        runtime.reopen()

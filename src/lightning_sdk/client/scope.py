@@ -8,6 +8,8 @@ there.
 
 from __future__ import annotations
 
+import sys
+import threading
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -118,6 +120,15 @@ _current: ContextVar[Scope | None] = ContextVar("lightning_scope", default=None)
 _ended: ContextVar[Scope | None] = ContextVar("lightning_ended_rollout", default=None)
 
 
+# The rollout that ended last in this process, and the thread in which it did.
+_latest_end: tuple[str, threading.Thread] | None = None
+
+# For code that puts back what was current after an interruption: of the language's core, so that no signal
+# handler can run before they have done what they do.
+get_current = _current.get
+set_current = _current.set
+
+
 def current() -> Scope | None:
     """The innermost scope of this context; None outside any rollout."""
     return _current.get()
@@ -144,4 +155,22 @@ def leave(scope: Scope | None, before: Scope | None) -> None:
 
 def remember_ended(top: Scope) -> None:
     """The rollout of `top` has ended in this context."""
+    global _latest_end
     _ended.set(top)
+    _latest_end = (top.rollout.rollout_id, threading.current_thread())
+
+
+def ended_elsewhere_since() -> bool:
+    """Whether a rollout that this code may well mean has ended later than the last one of this context.
+
+    That is one of this thread, while no event loop runs here (`asyncio.run` has another context), or one of a
+    thread that is over by now, for the main thread. Tasks and threads that go on each look after their own.
+    """
+    mine, latest = _ended.get(), _latest_end
+    if mine is None or latest is None or latest[0] == mine.rollout.rollout_id:
+        return False
+    here, there = threading.current_thread(), latest[1]
+    if there is here:
+        asyncio = sys.modules.get("asyncio")
+        return asyncio is None or asyncio._get_running_loop() is None
+    return here is threading.main_thread() and not there.is_alive()

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import orjson
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Send
@@ -190,10 +190,13 @@ def _check_content_type(request: Request) -> None:
 
 async def _read_body(request: Request) -> bytes:
     body = bytearray()
-    async for piece in request.stream():
-        body += piece
-        if len(body) > _MAX_BODY_BYTES:
-            raise ApiError(413, f"the body is larger than {_MAX_BODY_BYTES} bytes", code="body_too_large")
+    try:
+        async for piece in request.stream():
+            body += piece
+            if len(body) > _MAX_BODY_BYTES:
+                raise ApiError(413, f"the body is larger than {_MAX_BODY_BYTES} bytes", code="body_too_large")
+    except ClientDisconnect:
+        raise _ClientGoneError from None
     return bytes(body)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import time
 from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +24,8 @@ from lightning_sdk.policy.tool_prompt import CALL_OPEN, ParsedText
 
 # Below this, dividing by the temperature leaves nothing but the likeliest token: taken, and recorded, as 0.
 _GREEDY_BELOW = 1e-5
+# Of a seed that is drawn: every reader of JSON tells integers of so many bits exactly.
+_SEED_BITS = 53
 
 
 @dataclass(slots=True)
@@ -70,7 +73,12 @@ class ChatService:
         if request.model != self.model:
             raise model_not_found(request.model, self.model)
         tools = request.active_tools
-        prompt = self._format.prompt_ids([message.plain() for message in request.messages], tools)
+        text = self._format.prompt_text([message.plain() for message in request.messages], tools)
+        tokenizer, context = self.engine.tokenizer, self.engine.context_length
+        least = tokenizer.least_tokens(text)
+        if least > context:
+            raise context_exceeded(context, least, request.token_limit, at_least=True)
+        prompt = tokenizer.encode(text)
         params = self._decide_sampling(request, len(prompt))
         response_id = f"chatcmpl-{os.urandom(16).hex()}"
         return Answer(
@@ -131,7 +139,7 @@ class ChatService:
         return SamplingParams(
             temperature=0.0 if temperature < _GREEDY_BELOW else temperature,
             top_p=1.0 if request.top_p is None else request.top_p,
-            seed=int.from_bytes(os.urandom(7), "big") if request.seed is None else request.seed,
+            seed=secrets.randbits(_SEED_BITS) if request.seed is None else request.seed,
             max_tokens=limit or room,
             stop=request.stops,
             top_logprobs=request.top_logprobs or 0,

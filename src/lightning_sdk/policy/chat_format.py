@@ -1,4 +1,4 @@
-"""OpenAI-style messages to the ids of a prompt, and sampled text back to an assistant's message.
+"""OpenAI-style messages to the text of a prompt, and sampled text back to an assistant's message.
 
 A model's chat template is used as it is where it knows tools, in the form that `tool_prompt` reads; that is
 found out by rendering a probe, never by a name. Otherwise `tool_prompt` tells of tools in plain text.
@@ -48,7 +48,7 @@ class ChatFormat:
             json.loads(_PROBE_ARGUMENTS), verbatim=False
         )
 
-    def prompt_ids(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
+    def prompt_text(self, messages: Sequence[Message], tools: Sequence[Tool]) -> str:
         """The prompt after which the assistant speaks.
 
         Args:
@@ -64,12 +64,11 @@ class ChatFormat:
         else:
             written, told = _as_plain_turns(messages, tools), []
         try:
-            text = self._tokenizer.render(written, told or None)
+            return self._tokenizer.render(written, told or None)
         except ValueError as error:
             raise invalid(
                 f"the model's chat template refuses these messages: {error}", param="messages"
             ) from None
-        return self._tokenizer.encode(text)
 
     def parse(self, text: str) -> ParsedText:
         """Take apart what the assistant said where it may call tools."""

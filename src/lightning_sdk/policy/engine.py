@@ -87,6 +87,9 @@ class Tokenizer(Protocol):
     def encode(self, text: str) -> list[int]:
         """Token ids of rendered text: special tokens are recognised, none are added."""
 
+    def least_tokens(self, text: str) -> int:
+        """No more than `encode(text)` has, found without the time that it takes; 0 where nothing is known."""
+
 
 class Engine(Protocol):
     """Samples from one causal language model."""

@@ -54,19 +54,23 @@ def model_not_found(asked: str, served: str) -> ApiError:
     )
 
 
-def context_exceeded(context: int, prompt: int, completion: int | None) -> ApiError:
+def context_exceeded(
+    context: int, prompt: int, completion: int | None, *, at_least: bool = False
+) -> ApiError:
     """400: prompt and answer do not fit the model's context.
 
     Args:
         context: tokens that the model can attend to.
         prompt: tokens of the prompt.
         completion: tokens that were asked for; None where the request set no limit.
+        at_least: the prompt may have more tokens than that: they were not counted.
     """
     asked = f"{prompt} in the messages"
     if completion is not None:
         asked = f"{prompt + completion} ({prompt} in the messages, {completion} in the completion)"
+    bound = "at least " if at_least else ""
     return invalid(
-        f"this model's maximum context length is {context} tokens, but the request needs {asked}: "
+        f"this model's maximum context length is {context} tokens, but the request needs {bound}{asked}: "
         "shorten the messages or lower max_tokens",
         param="messages",
         code="context_length_exceeded",

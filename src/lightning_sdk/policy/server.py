@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -59,6 +60,7 @@ def serve(
         try:
             service = ChatService(engine, TokenRecorder(producer, options.policy or name), name)
             app = make_app(service, token=options.token)
+            logging.getLogger("uvicorn.error").addFilter(_not_answered_twice)
             settings = uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off")
             with _signals_end_quietly():
                 _Server(settings, lambda: on_ready(_base_url(listener))).run(sockets=[listener])
@@ -77,6 +79,16 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)
         self._on_ready()
+
+
+def _not_answered_twice(record: logging.LogRecord) -> bool:
+    """Uvicorn itself answers a request whose rest is no HTTP, and says so in a line; then ours comes too late.
+
+    That is no failure of ours, and its traceback would be in the log as often as somebody likes.
+    """
+    error = record.exc_info[1] if record.exc_info else None
+    late = type(error).__name__ == "LocalProtocolError" and "state=MUST_CLOSE" in str(error)
+    return not late
 
 
 def _load(options: ServeOptions) -> TransformersEngine:

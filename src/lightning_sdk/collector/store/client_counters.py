@@ -25,9 +25,9 @@ def keep_client_counters(
     fit = {name: value for name, value in counters.values.items() if _NAME.fullmatch(name)}
     counted = dict(sorted(fit.items())[:_MAX_NAMES])
     connection.execute(
-        "INSERT INTO client_counters (producer, seq, counted) VALUES (?1, ?2, ?3) "
-        "ON CONFLICT (producer) DO UPDATE SET seq = ?2, counted = ?3 WHERE seq < ?2",
-        (producer_no, seq, json.dumps(counted)),
+        "INSERT INTO client_counters (producer, seq, counted) VALUES (:producer, :seq, :counted) "
+        "ON CONFLICT (producer) DO UPDATE SET seq = :seq, counted = :counted WHERE seq < :seq",
+        {"producer": producer_no, "seq": seq, "counted": json.dumps(counted)},
     )
 
 

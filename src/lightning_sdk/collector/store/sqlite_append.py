@@ -175,9 +175,9 @@ class AppendTransaction:
         if seq >= source.highest:
             return seq
         taken = self._connection.execute(
-            "SELECT seq FROM records WHERE producer = ?1 AND seq > ?2 "
-            "UNION ALL SELECT seq FROM tombstones WHERE producer = ?1 AND seq > ?2 ORDER BY seq",
-            (source.no, seq),
+            "SELECT seq FROM records WHERE producer = :producer AND seq > :seq "
+            "UNION ALL SELECT seq FROM tombstones WHERE producer = :producer AND seq > :seq ORDER BY seq",
+            {"producer": source.no, "seq": seq},
         )
         for (next_seq,) in taken:
             if next_seq != seq + 1:

@@ -65,10 +65,10 @@ class Joins:
         """Tokens that came after their call belong to its rollout: its revision grows too."""
         for call_id in self._tokens_of:
             rows = self._connection.execute(
-                "SELECT rollout FROM records WHERE call_id = ?1 AND kind = ?2 AND rollout IS NOT NULL "
+                "SELECT rollout FROM records WHERE call_id = :call_id AND kind = :kind AND rollout IS NOT NULL "
                 "UNION SELECT rollout FROM records "
-                "WHERE endpoint_call_id = ?1 AND kind = ?2 AND rollout IS NOT NULL",
-                (call_id, _CALL),
+                "WHERE endpoint_call_id = :call_id AND kind = :kind AND rollout IS NOT NULL",
+                {"call_id": call_id, "kind": _CALL},
             ).fetchall()
             for (no,) in rows:
                 self._rollouts.touch_no(no)
@@ -77,9 +77,9 @@ class Joins:
         """A span of one of our own calls stays stored, so that a retry is known, but belongs to no rollout."""
         for span in self._spans:
             rows = self._connection.execute(
-                "SELECT rollout FROM records WHERE span = ?1 AND kind = ?2 AND rollout IS NOT NULL "
-                "AND EXISTS (SELECT 1 FROM records WHERE span = ?1 AND kind = ?3)",
-                (span, _OTEL_SPAN, _CALL),
+                "SELECT rollout FROM records WHERE span = :span AND kind = :otel_span AND rollout IS NOT NULL "
+                "AND EXISTS (SELECT 1 FROM records WHERE span = :span AND kind = :call)",
+                {"span": span, "otel_span": _OTEL_SPAN, "call": _CALL},
             ).fetchall()
             for (no,) in rows:
                 self._rollouts.touch_no(no).stale = True

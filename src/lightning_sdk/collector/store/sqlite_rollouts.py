@@ -22,10 +22,10 @@ _INSERT: Final = f"INSERT INTO rollouts ({STATE_COLUMNS}) VALUES ({', '.join('?'
 _MEMBERS_ONLY_KINDS: Final = ", ".join(str(KINDS[kind]) for kind in sorted(MEMBERS_ONLY))
 # What the summary of an attempt is made of.
 _CONTENT: Final = (
-    "SELECT kind, call_id, payload FROM records WHERE rollout = ?1 AND attempt IN (0, ?2) "
+    "SELECT kind, call_id, payload FROM records WHERE rollout = :rollout AND attempt IN (0, :attempt) "
     "UNION ALL SELECT r.kind, NULL, r.payload FROM named_rewards n "
     "JOIN records r ON r.producer = n.producer AND r.seq = n.seq "
-    "WHERE n.rollout = ?1 AND n.attempt IN (0, ?2)"
+    "WHERE n.rollout = :rollout AND n.attempt IN (0, :attempt)"
 )
 _ONCE: Final = frozenset({KINDS["call"], KINDS["tool_call"]})
 
@@ -117,7 +117,9 @@ class TouchedRollouts:
         old = touched.state
         touched.state = RolloutState(old.rollout_id, attempt=attempt or 1, revision=old.revision)
         told = set()
-        for kind, call_id, payload in execute(_CONTENT, (touched.no, touched.state.attempt)):
+        for kind, call_id, payload in execute(
+            _CONTENT, {"rollout": touched.no, "attempt": touched.state.attempt}
+        ):
             again = kind in _ONCE and (kind, call_id) in told
             touched.state.apply(Record.FromString(payload), again=again)
             if call_id is not None:
@@ -129,20 +131,20 @@ class TouchedRollouts:
 
         As the assembly decides it.
         """
-        of_attempt = (touched.no, touched.state.attempt)
+        of_attempt = {"rollout": touched.no, "attempt": touched.state.attempt}
         (joined, waiting) = self._connection.execute(
             "SELECT total(joined_seq > 0), total(joined_seq = 0 OR left_seq < joined_seq OR left_count <> ("
-            "  SELECT count(*) FROM records WHERE rollout = ?1 AND attempt = ?2"
+            "  SELECT count(*) FROM records WHERE rollout = :rollout AND attempt = :attempt"
             "  AND producer = participants.producer AND seq <= left_seq)) "
-            "FROM participants WHERE rollout = ?1 AND attempt = ?2",
+            "FROM participants WHERE rollout = :rollout AND attempt = :attempt",
             of_attempt,
         ).fetchone()
         if waiting or not joined:
             return False
         stranger = self._connection.execute(
-            "SELECT 1 FROM records WHERE rollout = ?1 AND attempt = ?2 "
+            "SELECT 1 FROM records WHERE rollout = :rollout AND attempt = :attempt "
             f"AND kind IN ({_MEMBERS_ONLY_KINDS}) AND producer NOT IN "
-            "(SELECT producer FROM participants WHERE rollout = ?1 AND attempt = ?2) LIMIT 1",
+            "(SELECT producer FROM participants WHERE rollout = :rollout AND attempt = :attempt) LIMIT 1",
             of_attempt,
         ).fetchone()
         return stranger is None

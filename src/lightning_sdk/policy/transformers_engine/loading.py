@@ -14,6 +14,7 @@ from transformers.utils import logging as transformers_logging
 from lightning_sdk.errors import ConfigError
 from lightning_sdk.policy.transformers_engine.forward import BatchedModel
 from lightning_sdk.policy.transformers_engine.loop import TransformersEngine
+from lightning_sdk.policy.transformers_engine.token_length import token_bound
 
 Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
@@ -24,6 +25,7 @@ class HuggingFaceTokenizer:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
+        self._bound = token_bound(tokenizer)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of these ids."""
@@ -56,6 +58,10 @@ class HuggingFaceTokenizer:
     def encode(self, text: str) -> list[int]:
         """Token ids of rendered text."""
         return list(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def least_tokens(self, text: str) -> int:
+        """As many as if every token were as long as the longest."""
+        return self._bound.least_tokens(text)
 
 
 def load_engine(
