@@ -32,11 +32,11 @@ from support.collectors import (
     open_request,
     send,
     spawn_collector,
-    wait_until,
 )
 from support.frames import note_frame, producer_id, whole_rollout
 from support.segments import write_segment
 from support.store_contract import ALL
+from support.waiting import wait_until
 
 P = producer_id("p")
 

@@ -25,10 +25,11 @@ from lightning_sdk.collector.committer import GroupCommitter
 from lightning_sdk.collector.store.base import Batch
 from lightning_sdk.collector.store.sqlite import SqliteStore
 from lightning_sdk.errors import CollectorError
-from support.collectors import batch_request, collector_thread, open_request, send, wait_until
+from support.collectors import batch_request, collector_thread, open_request, send
 from support.frames import Telling, note_frame, producer_id, whole_rollout
 from support.full_disk import full_disk
 from support.store_contract import ALL
+from support.waiting import wait_until
 
 P = producer_id("p")
 

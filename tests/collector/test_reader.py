@@ -25,9 +25,10 @@ from lightning_sdk.collector.store.sqlite import SqliteStore
 from lightning_sdk.collector.store.sqlite_read import SqliteReader
 from lightning_sdk.errors import CollectorError, ConfigError, StoreBusyError
 from lightning_sdk.home import Home
-from support.collectors import collector_process, wait_until
+from support.collectors import collector_process
 from support.frames import START_NS, Telling, rollout_id, whole_rollout
 from support.segments import living_owner, write_segment
+from support.waiting import wait_until
 
 ALL = RolloutQuery()
 

@@ -15,7 +15,8 @@ import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
 
-from support.policy_fakes import END, ByteTokenizer, scripted_service, served, wait_until
+from support.policy_fakes import END, ByteTokenizer, scripted_service, served
+from support.waiting import wait_until
 
 USER: Any = {"role": "user", "content": "64+16?"}
 TOOL: Any = {"type": "function", "function": {"name": "calculator", "parameters": {"type": "object"}}}

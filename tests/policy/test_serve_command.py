@@ -22,8 +22,8 @@ from lightning_sdk.home import Home
 from lightning_sdk.policy.options import ServeOptions
 from lightning_sdk.policy.server import serve
 from lightning_sdk.records import Tokens, parse_record, unpack_float32, unpack_int32
-from support.policy_fakes import wait_until
 from support.tiny_model import save_tiny_model
+from support.waiting import wait_until
 
 needs_torch = pytest.mark.model
 LSDK = [sys.executable, "-m", "lightning_sdk", "serve"]

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from support.policy_fakes import wait_until
 from support.tiny_model import CONTEXT_LENGTH, PLAIN_TEMPLATE, TOOL_TEMPLATE, save_tiny_model
+from support.waiting import wait_until
 
 torch = pytest.importorskip("torch", reason="needs the [torch] extra")
 

@@ -31,6 +31,7 @@ from lightning_sdk.client.stream import Backlog, Stream
 from lightning_sdk.client.wakeup import Wakeup
 from support.ingest_server import IngestServer
 from support.spool_records import numbered, numbers_of, write_numbers
+from support.waiting import wait_until
 
 
 @pytest.fixture
@@ -474,8 +475,12 @@ def test_the_lock_of_a_parent_dies_with_the_parent_though_its_child_lives(spool:
     )
     process.wait(60)
     (path,) = list_segments(spool)
-    with claim(path) as ours:
-        assert ours
+
+    def is_free() -> bool:
+        with claim(path) as ours:
+            return ours
+
+    wait_until(is_free)  # the child lives, and has let go of the segment as its first deed
     assert process.stdin is not None
     process.stdin.close()
 

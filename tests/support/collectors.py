@@ -7,7 +7,6 @@ import json
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -87,14 +86,6 @@ def announced(home: Home) -> dict[str, Any]:
     """What the collector of `home` tells of itself."""
     found: dict[str, Any] = json.loads(home.collector.read_text())
     return found
-
-
-def wait_until(condition: Any, timeout_s: float = 20.0) -> None:
-    """Look again and again until `condition()` is true."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come true"
-        time.sleep(0.01)
 
 
 def open_request(producer: bytes) -> IngestRequest:

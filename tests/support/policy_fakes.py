@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -188,13 +188,3 @@ def scripted_service(
     """A service over an engine that says `scripts`, one a request."""
     engine, writer = ScriptedEngine(*scripts, tokenizer=tokenizer), MemoryWriter()
     return ChatService(engine, TokenRecorder(writer, "policy-a"), "scripted"), engine, writer
-
-
-def wait_until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
-    """Poll until it holds."""
-    pause = threading.Event()
-    for _ in range(int(timeout_s / 0.01)):
-        if condition():
-            return
-        pause.wait(0.01)
-    raise AssertionError(f"not within {timeout_s} s")
