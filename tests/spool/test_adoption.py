@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
 import os
 import signal
@@ -17,6 +18,7 @@ import sys
 import textwrap
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -304,9 +306,12 @@ def fork(child: Callable[[], None]) -> int:
     pid = os.fork()
     if pid == 0:
         status = 1
+        faulthandler.dump_traceback_later(15, exit=True)  # before `ended_well` gives it up
         try:
             child()
             status = 0
+        except BaseException:
+            traceback.print_exc()
         finally:
             os._exit(status)
     return pid

@@ -327,3 +327,14 @@ def test_an_end_that_cannot_be_read_becomes_one_tombstone_and_then_the_file_is_s
         (f"{path.name}.damaged", content)
     ]
     assert list_segments(tmp_path) == []
+
+
+def test_a_segment_that_one_look_at_the_directory_missed_is_not_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A look may miss a file that is made meanwhile, and show one that was made after it."""
+    first, second, third = (f"{'ab' * 16}-{number:012d}.seg" for number in (1, 50, 99))
+    looks = [[second], [third, first, second]]
+    monkeypatch.setattr(os, "listdir", lambda _: looks.pop(0))
+    # The third may have a forerunner that the second look missed.
+    assert list_segments(tmp_path) == [tmp_path / first, tmp_path / second]

@@ -76,16 +76,29 @@ def segment_name(producer: bytes, first_seq: int) -> str:
 def list_segments(directory: Path) -> list[Path]:
     """The segments in a spool, by name; none where the directory does not exist.
 
+    Of each producer they begin where its oldest one does and leave none out, also while it makes more: one
+    look at a directory may miss a file that is made meanwhile and yet show a later one, and what lies between
+    would pass for lost. So it is looked at twice, and the second look counts up to what the first one saw.
+
     Raises:
         SpoolError: the directory cannot be read.
     """
+    newest: dict[str, str] = {}
+    for name in _segment_names(directory):
+        producer = name.partition("-")[0]
+        newest[producer] = max(name, newest.get(producer, ""))
+    names = [name for name in _segment_names(directory) if name <= newest.get(name.partition("-")[0], "")]
+    return [directory / name for name in sorted(names)]
+
+
+def _segment_names(directory: Path) -> list[str]:
     try:
         names = os.listdir(directory)  # noqa: PTH208 - names alone, of what may be many files
     except FileNotFoundError:
         return []
     except OSError as error:
         raise SpoolError(f"the spool {directory} cannot be read: {error.strerror}") from error
-    return [directory / name for name in sorted(names) if name.endswith(_SUFFIX)]
+    return [name for name in names if name.endswith(_SUFFIX)]
 
 
 @contextmanager
