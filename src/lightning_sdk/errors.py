@@ -8,7 +8,9 @@
     ├── CollectorError     (ConnectionError)  the collector cannot be reached, or refused
     ├── WireError          (ValueError)    bytes from outside that are not what they claim to be
     ├── PluginError        (LookupError)   a backend or integration that is unknown or does not load
-    └── ExportError        (ValueError)    a dataset that cannot be made from what there is
+    ├── ExportError        (ValueError)    a dataset that cannot be made from what there is
+    ├── PublishError       (RuntimeError)  weights that an endpoint did not take
+    └── RunError           (RuntimeError)  a run of rollouts or of training that cannot go on
 
 A message says what was found, what was expected and what to do: the command line prints it alone, on one
 line, and exits with 2. None of these ever reaches the agent's code from a patched library.
@@ -51,3 +53,11 @@ class PluginError(LightningError, LookupError):
 
 class ExportError(LightningError, ValueError):
     """A dataset that cannot be made from what there is."""
+
+
+class PublishError(LightningError, RuntimeError):
+    """Weights that an endpoint did not take. It serves what it served before."""
+
+
+class RunError(LightningError, RuntimeError):
+    """A run of rollouts or of training that cannot go on. The message says why, and how to resume."""

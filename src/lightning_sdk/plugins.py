@@ -153,6 +153,102 @@ class Backend(Protocol):
         """
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """What whoever publishes weights expects of them, so that weights which arrived wrong are found at once.
+
+    `logprobs[i]` are the natural logarithms of the probabilities of `token_ids[i][1:]` at temperature 1, each
+    after the tokens before it.
+    """
+
+    token_ids: Sequence[Sequence[int]]
+    logprobs: Sequence[Sequence[float]]
+    # The largest difference of one log probability that is no error.
+    tolerance: float = 1e-2
+
+
+class Publisher(Protocol):
+    """Where a trainer puts new weights: the policy endpoint that the agents of the run talk to."""
+
+    def publish(self, policy: str, weights: Path, *, version: int, probe: Probe | None = None) -> None:
+        """Swap the weights of a policy; when it returns, every call that starts is sampled by them.
+
+        Args:
+            policy: its name.
+            weights: a directory in the format of Hugging Face, with safetensors; it may be deleted afterwards.
+            version: larger than the one before, save that the present version may be published again (a resume).
+            probe: compared with what the endpoint computes from the new weights.
+
+        Raises:
+            PublishError: the weights do not fit, or the probe differs; the endpoint serves the old ones.
+        """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingRun:
+    """What the training loop gives a trainer when it opens."""
+
+    run_id: str
+    # Of this run; the trainer may write below `directory / "trainer"`.
+    directory: Path
+    # Name of each policy that is trained to the directory of the model that it starts from.
+    policies: Mapping[str, Path]
+    # The temperature at which training rollouts are sampled.
+    temperature: float
+    # The most tokens of prompt and response together.
+    max_tokens: int | None
+    seed: int
+    # None for a trainer that serves its policies itself.
+    publisher: Publisher | None
+
+
+@runtime_checkable
+class Trainer(Backend, Protocol):
+    """A backend that trains policies: `mode` is "online", and the training loop drives it.
+
+    `open`, then `restore` where the run is resumed, then a round of `consume` for each batch of groups, with
+    `save` in between, and `close` at the end, also after an error.
+    """
+
+    # Whether it answers the agents' calls itself (`endpoint`). Else the loop runs an endpoint and gives its
+    # publisher, and the model directories of `TrainingRun.policies` are what that endpoint starts with.
+    serves: ClassVar[bool]
+
+    def open(self, run: TrainingRun) -> None:
+        """Load models and whatever else it needs.
+
+        Raises:
+            LightningError: it cannot be done; the message says what to change.
+        """
+
+    @property
+    def endpoint(self) -> str | None:
+        """Base URL of the policy endpoint that it serves; None where `serves` is false."""
+
+    def consume(self, groups: Iterable[Group]) -> Report:
+        """Learn from a batch of groups and publish what came out.
+
+        The report has the metrics of the round, why transitions were left out, and the new policy version. Where
+        nothing could be trained on, nothing is published, the version stays, and `metrics["tokens_trained"]` is 0.
+        """
+
+    def save(self, directory: Path) -> None:
+        """Write all that the next round depends on (weights, optimiser, random state, version) into a directory
+        that exists and is empty.
+        """
+
+    def restore(self, directory: Path) -> None:
+        """Go on from what `save` wrote: the next round gives the same weights as without the break, and what it
+        restored is published again.
+        """
+
+    def export(self, directory: Path) -> Mapping[str, Path]:
+        """Write the models as they are now for others to use: by policy, a Hugging Face directory each."""
+
+    def close(self) -> None:
+        """Let go of all that `open` took."""
+
+
 @dataclass(frozen=True, slots=True)
 class Plugin:
     """An entry point that was found. `load` imports it, and nothing else is imported before."""
