@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from lightning_sdk.client.decorators import trace_agent, trace_tool
 from lightning_sdk.client.rewards import annotate, emit_reward, last_call
-from lightning_sdk.client.rollout import current_rollout, rollout
+from lightning_sdk.client.rollout import current_rollout, rollout, truncate
 from lightning_sdk.client.runtime import flush, init, shutdown
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ __all__ = [
     "shutdown",
     "trace_agent",
     "trace_tool",
+    "truncate",
 ]
 
 

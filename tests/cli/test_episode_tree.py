@@ -315,3 +315,9 @@ def test_a_reward_of_one_named_component_is_said_once() -> None:
 def test_every_form_of_content_is_shown(content: object, shown: str) -> None:
     messages = [{"role": "user", "content": content}]
     assert shown in drawn(episode(transitions=[transition(observation={"messages": messages})]))
+
+
+def test_a_truncated_rollout_says_what_cut_it_off() -> None:
+    first = drawn(episode(outcome="truncated", truncation_reason="turn\x1b[2Jlimit")).splitlines()[0]
+    assert "  truncated (turn" in first
+    assert "\x1b" not in first

@@ -27,6 +27,7 @@ DOCUMENTED = {
     "shutdown",
     "trace_agent",
     "trace_tool",
+    "truncate",
 }
 HEAVY = (
     "openai",

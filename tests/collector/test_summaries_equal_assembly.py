@@ -36,7 +36,7 @@ def body(rng: random.Random, number: int) -> dict[str, Any]:
         {"leave": {"count": rng.randrange(6)}},
         {"rollout_start": {"project": name, "task_id": rng.choice(IDS), "split": rng.choice(IDS)}},
         {"rollout_end": {"outcome": outcome}},
-        {"rollout_end": {"outcome": outcome}},
+        {"rollout_end": {"outcome": outcome, "truncation_reason": rng.choice(["", "timeout"])}},
         {"scope_start": {"agent": rng.choice(IDS), "parent_scope_id": rng.choice(["", "sc_0"])}},
         {"scope_end": {"outcome": outcome}},
         {"call": {"call_id": name, "api": "chat.completions", "response": answer, "outcome": outcome}},

@@ -267,6 +267,19 @@ class StoreContract:
         add(store, telling)
         assert summary_of(store, "a").outcome == expected
 
+    def test_what_was_cut_off_is_truncated_and_an_end_that_knows_nothing_gives_way(
+        self, store: Store
+    ) -> None:
+        telling = Telling()
+        telling.start("a")
+        telling.record("a", rollout_end={"outcome": Outcome.OUTCOME_OK, "truncation_reason": "timeout"})
+        add(store, telling)
+        assert summary_of(store, "a").outcome == "truncated"
+        ended_ns = summary_of(store, "a").end_ns
+        telling.record("a", rollout_end={"outcome": Outcome.OUTCOME_UNSPECIFIED})
+        add(store, telling)
+        assert (summary_of(store, "a").outcome, summary_of(store, "a").end_ns) == ("truncated", ended_ns)
+
     def test_it_is_incomplete_while_a_record_that_was_written_is_missing(self, store: Store) -> None:
         telling = whole_rollout("a")
         store.append(telling.producer, telling.frames[:3] + telling.frames[4:])

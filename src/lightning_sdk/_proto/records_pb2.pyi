@@ -92,12 +92,14 @@ class RolloutStart(_message.Message):
     def __init__(self, project: _Optional[str] = ..., run_id: _Optional[str] = ..., task_id: _Optional[str] = ..., split: _Optional[str] = ..., metadata: _Optional[bytes] = ...) -> None: ...
 
 class RolloutEnd(_message.Message):
-    __slots__ = ("outcome", "error")
+    __slots__ = ("outcome", "error", "truncation_reason")
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATION_REASON_FIELD_NUMBER: _ClassVar[int]
     outcome: Outcome
     error: Error
-    def __init__(self, outcome: _Optional[_Union[Outcome, str]] = ..., error: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
+    truncation_reason: str
+    def __init__(self, outcome: _Optional[_Union[Outcome, str]] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., truncation_reason: _Optional[str] = ...) -> None: ...
 
 class Join(_message.Message):
     __slots__ = ("parent_producer", "parent_order", "pid", "host")

@@ -19,6 +19,7 @@ def episode_record(episode: Episode) -> dict[str, Any]:
         "split": episode.split,
         "attempt": episode.attempt,
         "outcome": episode.outcome,
+        "truncation_reason": episode.truncation_reason,
         "error": episode.error,
         "start_ns": episode.start_ns,
         "end_ns": episode.end_ns,

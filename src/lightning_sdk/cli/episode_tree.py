@@ -173,6 +173,8 @@ def _grow(view: _View, tree: Tree, levels: int) -> None:
 def _header(episode: Episode, outcome: str, *, full: bool) -> RenderableType:
     first = _line(("rollout ", ""), (wording.one_line(episode.rollout_id or "-"), "bold"), ("  ", ""))
     first.append(outcome, style=wording.OUTCOME_STYLES.get(outcome, ""))
+    if episode.truncation_reason:
+        first.append(f" ({wording.one_line(episode.truncation_reason)})", style="yellow")
     first.append(f"  {wording.duration(episode.start_ns, episode.end_ns)}", style="dim")
     facts = {
         "task": episode.task_id,

@@ -183,7 +183,12 @@ def end_rollout(top: Scope, outcome: OutcomeName, error: BaseException | None) -
     rollout = top.rollout
     # How a consumer gave up a generator is told by its scope; the rollout was simply not finished.
     ended: OutcomeName = "cancelled" if outcome in ("closed_early", "abandoned") else outcome
-    end = RolloutEnd(outcome=OUTCOMES[ended], error=error_of(active_for(rollout), error))
+    end = RolloutEnd(
+        outcome=OUTCOMES[ended],
+        error=error_of(active_for(rollout), error),
+        truncation_reason=rollout.truncation_reason,
+    )
+    rollout.ended = True
     _close(rollout, "", NO_SPAN, Record(rollout_end=end))
 
 
@@ -234,10 +239,12 @@ def error_of(runtime: Runtime, error: BaseException | None) -> Error | None:
     except BaseException as raised:
         faults.pass_on_unless_raised(raised)
         message = ""
-    return Error(
-        type=_qualified_name(type(error)),
-        message=redact_text(message[:_MAX_ERROR_CHARS], runtime.config.redact),
-    )
+    return told_error(_qualified_name(type(error)), message, runtime.config.redact)
+
+
+def told_error(kind: str, message: str, hook: Callable[[bytes], bytes] | None = None) -> Error:
+    """An error of which only type and message are known, as it may be written."""
+    return Error(type=fitted(kind), message=redact_text(message[:_MAX_ERROR_CHARS], hook))
 
 
 def _qualified_name(kind: type) -> str:

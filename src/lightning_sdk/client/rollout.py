@@ -17,6 +17,12 @@ if TYPE_CHECKING:
     from lightning_sdk.records import OutcomeName
 
 
+_NOTHING_TO_TRUNCATE: Final = (
+    "truncate() found no open rollout that began in this process, and changes nothing: call it inside the rollout, "
+    "in the process where that began, before it ends"
+)
+
+
 def begin_rollout(
     active: runtime.Runtime,
     *,
@@ -210,6 +216,32 @@ def _leave(
 def _check_number(name: str, value: int, least: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 1 << 31:
         raise ConfigError(f"rollout({name}={value!r}): expected a whole number from {least}")
+
+
+def truncate(reason: str) -> None:
+    """Say that something cuts the present rollout off: its outcome will be truncated, not that of its agent.
+
+    Call it before the rollout ends, also where an exception is about to leave it. What cut it first counts: a
+    later reason changes nothing.
+
+    Args:
+        reason: "turn_limit", "timeout", "context" (the model's context is full), or a word of your own.
+
+    Raises:
+        ValueError: `reason` is no string, or empty.
+    """
+    if not isinstance(reason, str) or not reason:
+        raise ValueError(
+            f"truncate({reason!r}): expected a word for what cut the rollout off, such as 'turn_limit'"
+        )
+    with faults.guard("truncate"):
+        current = scope.current()
+        cut = None if current is None else current.rollout
+        if cut is None or cut.ended or cut.pid != os.getpid():
+            faults.count("truncations_without_rollout")
+            runtime.active().warn_once(_NOTHING_TO_TRUNCATE)
+        elif not cut.truncation_reason:
+            cut.truncation_reason = fitted_id(reason)
 
 
 def current_rollout() -> scope.RolloutHandle | None:

@@ -8,6 +8,7 @@ there.
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from contextvars import ContextVar
@@ -47,15 +48,18 @@ class Rollout:
 
     __slots__ = (
         "attempt",
+        "ended",
         "group_id",
         "membership",
         "memberships",
         "open_scopes",
         "origin",
+        "pid",
         "rollout_id",
         "run_id",
         "split",
         "task_id",
+        "truncation_reason",
     )
 
     def __init__(
@@ -77,6 +81,10 @@ class Rollout:
         self.run_id = run_id
         self.task_id = task_id
         self.split = split
+        # The process that will write its end, whether it has, and what is known by then to have cut it off.
+        self.pid = os.getpid()
+        self.ended = False
+        self.truncation_reason = ""
         # This process's part in it, which belongs to journal.py and changes only under its lock: the
         # membership that wrote last, that of each sink, and how many scopes are open.
         self.membership: Membership | None = None

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any, Final
 
 from lightning_sdk.mdp.apis import WITHOUT_TRANSITION
 from lightning_sdk.mdp.binding import bind_rewards
 from lightning_sdk.mdp.calls import CallView, decode_call, error_text
-from lightning_sdk.mdp.episode import Episode, Group, RolloutOutcome
+from lightning_sdk.mdp.episode import Episode, Group
 from lightning_sdk.mdp.events import decode_scopes, decode_tool
 from lightning_sdk.mdp.frame import MEMBERS_ONLY, end_key, outcome_of, start_key
 from lightning_sdk.mdp.joining import JoinedRollout, join_records
@@ -19,8 +19,8 @@ from lightning_sdk.mdp.order import find_concurrent, find_lineage, order_records
 from lightning_sdk.mdp.otel import call_of_span
 from lightning_sdk.mdp.repeats import without_repeats
 from lightning_sdk.mdp.rewards import exact_sum
-from lightning_sdk.mdp.transitions import RolloutFacts, build_transitions
-from lightning_sdk.records import SourcedRecord, Tokens
+from lightning_sdk.mdp.transitions import build_transitions
+from lightning_sdk.records import Record, SourcedRecord, Tokens
 
 # Records that make a rollout; a reward or a note alone does not where no rollout is named.
 _HAPPENINGS: Final = frozenset({"scope_start", "call", "tool_call", "otel_span"})
@@ -63,84 +63,65 @@ def _assemble_rollout(
     items = [item for item in rollout.items if item.record.attempt in (0, attempt)]
     items += [item for called, item in rollout.named_rewards if called in (0, attempt)]
     lineage = find_lineage(items)
-    all_ordered = order_records(items, lineage)
-    frame = _read_frame(rollout_id, attempt, all_ordered)
-    ordered, left_out = without_repeats(all_ordered)
+    told = order_records(items, lineage)
+    start, end = _find_start(told), _find_end(told)
+    ordered, left_out = without_repeats(told)
     left_out["duplicate_span"] += rollout.duplicate_spans
     actions, without_transition = _read_calls(ordered, tokens)
     scopes = decode_scopes(ordered)
     rewards = bind_rewards(ordered, actions, scopes)
     concurrent = find_concurrent([(call.producer, call.order) for call in actions], lineage)
     counted = [reward.event.value for reward in rewards if not reward.event.replaced]
-    return Episode(
-        rollout_id=frame.facts.rollout_id,
-        project=frame.facts.project,
-        run_id=frame.facts.run_id,
-        group_id=frame.facts.group_id,
-        task_id=frame.facts.task_id,
-        split=frame.facts.split,
+    begun = start.rollout_start if start is not None else None
+    episode = Episode(
+        rollout_id=rollout_id or None,
+        project=begun.project if begun else "",
+        run_id=begun.run_id if begun else "",
+        # Without a group it is one of its own.
+        group_id=min((item.record.group_id for item in told if item.record.group_id), default=rollout_id),
+        task_id=(begun.task_id or None) if begun else None,
+        split=(begun.split or None) if begun else None,
         attempt=attempt,
-        outcome=frame.facts.outcome,
-        error=frame.error,
-        start_ns=frame.start_ns,
-        end_ns=frame.end_ns,
-        complete=frame.end_ns is not None and _all_left(items, attempt),
-        metadata=frame.facts.metadata,
-        transitions=build_transitions(frame.facts, actions, concurrent, rewards),
+        outcome="running" if end is None else outcome_of(end),
+        truncation_reason=None if end is None else end.rollout_end.truncation_reason or None,
+        error=error_text(end.rollout_end.error)
+        if end is not None and end.rollout_end.HasField("error")
+        else None,
+        start_ns=start.start_ns if start is not None else _earliest(told),
+        end_ns=end.end_ns if end is not None else None,
+        complete=end is not None and _all_left(items, attempt),
+        metadata=_read_metadata(start, ordered),
+        transitions=(),
         scopes=scopes,
         tools=[decode_tool(item) for item in ordered if item.record.HasField("tool_call")],
         rewards=[reward.event for reward in rewards],
         return_=exact_sum(counted) if counted else None,
         calls_without_transition=dict(+(left_out + without_transition)),
     )
+    return replace(episode, transitions=build_transitions(episode, actions, concurrent, rewards))
 
 
-@dataclass(frozen=True, slots=True)
-class _Frame:
-    """How a rollout began and ended."""
-
-    facts: RolloutFacts
-    start_ns: int
-    end_ns: int | None
-    error: str | None
+def _find_start(items: Sequence[SourcedRecord]) -> Record | None:
+    starts = [item for item in items if item.record.HasField("rollout_start")]
+    found = min(starts, key=lambda item: (start_key(item.record), item.producer, item.seq), default=None)
+    return None if found is None else found.record
 
 
-def _read_frame(rollout_id: str, attempt: int, ordered: Sequence[SourcedRecord]) -> _Frame:
-    starts = [item for item in ordered if item.record.HasField("rollout_start")]
-    ends = [item for item in ordered if item.record.HasField("rollout_end")]
-    start = (
-        min(starts, key=lambda item: (start_key(item.record), item.producer, item.seq)).record
-        if starts
-        else None
-    )
-    end = max(ends, key=lambda item: (end_key(item.record), item.producer, item.seq)).record if ends else None
+def _find_end(items: Sequence[SourcedRecord]) -> Record | None:
+    ends = [item for item in items if item.record.HasField("rollout_end")]
+    found = max(ends, key=lambda item: (end_key(item.record), item.producer, item.seq), default=None)
+    return None if found is None else found.record
+
+
+def _read_metadata(start: Record | None, ordered: Sequence[SourcedRecord]) -> dict[str, Any]:
+    """What the start told, with the notes merged in."""
     metadata: dict[str, Any] = {}
     if start is not None:
         metadata.update(parse_object(start.rollout_start.metadata) or {})
     for item in ordered:
         if item.record.HasField("note"):
             metadata.update(parse_object(item.record.note.values) or {})
-    outcome: RolloutOutcome = "running" if end is None else outcome_of(end)
-    begun = start.rollout_start if start is not None else None
-    facts = RolloutFacts(
-        project=begun.project if begun else "",
-        run_id=begun.run_id if begun else "",
-        # Without a group it is one of its own.
-        group_id=min((item.record.group_id for item in ordered if item.record.group_id), default=rollout_id),
-        rollout_id=rollout_id or None,
-        task_id=(begun.task_id or None) if begun else None,
-        attempt=attempt,
-        outcome=outcome,
-        split=(begun.split or None) if begun else None,
-        metadata=metadata,
-    )
-    failed = end is not None and end.rollout_end.HasField("error")
-    return _Frame(
-        facts=facts,
-        start_ns=start.start_ns if start is not None else _earliest(ordered),
-        end_ns=end.end_ns if end is not None else None,
-        error=error_text(end.rollout_end.error) if end is not None and failed else None,
-    )
+    return metadata
 
 
 def _earliest(items: Sequence[SourcedRecord]) -> int:

@@ -154,6 +154,8 @@ class Episode:
     split: str | None
     attempt: int
     outcome: RolloutOutcome
+    # What cut it off, as was told at its end; None where its outcome is not "truncated".
+    truncation_reason: str | None = None
     error: str | None
     start_ns: int
     end_ns: int | None

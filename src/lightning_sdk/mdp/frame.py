@@ -29,7 +29,12 @@ _OUTCOMES: Final[Mapping[int, RolloutOutcome]] = {
 
 
 def outcome_of(end: Record) -> RolloutOutcome:
-    """How a rollout ended, by its RolloutEnd. An ending that this version does not know is as good as none."""
+    """How a rollout ended, by its RolloutEnd. An ending that this version does not know is as good as none.
+
+    What cut a rollout off says more than how its agent took it.
+    """
+    if end.rollout_end.truncation_reason:
+        return "truncated"
     return _OUTCOMES.get(end.rollout_end.outcome, "lost")
 
 
@@ -39,9 +44,13 @@ def start_key(start: Record) -> tuple[Any, ...]:
     return start.start_ns, begun.project, begun.run_id, begun.task_id, begun.split
 
 
-def end_key(end: Record) -> tuple[int, str]:
-    """Of several RolloutEnds in one attempt the one with the largest key counts: the latest."""
-    return end.end_ns, outcome_of(end)
+def end_key(end: Record) -> tuple[bool, int, RolloutOutcome]:
+    """Of several RolloutEnds in one attempt the one with the largest key counts: the latest.
+
+    But one that says "lost" counts only where no other came: whoever wrote it knew of none.
+    """
+    outcome = outcome_of(end)
+    return outcome != "lost", end.end_ns, outcome
 
 
 def is_reward(record: Record) -> bool:

@@ -10,25 +10,10 @@ from typing import Any, Final
 from lightning_sdk.mdp.binding import BoundReward
 from lightning_sdk.mdp.calls import CallView, ChoiceView, says_nothing
 from lightning_sdk.mdp.choices import ChoiceAt, Use, find_parents, find_uses
-from lightning_sdk.mdp.episode import TEXT_ONLY, DropReason, Fidelity, RolloutOutcome, Transition
+from lightning_sdk.mdp.episode import TEXT_ONLY, DropReason, Episode, Fidelity, Transition
 from lightning_sdk.mdp.rewards import RewardSum, returns_to_go
 
 _OBSERVATION_KEYS: Final = ("messages", "tools", "tool_choice", "response_format", "chat_template_kwargs")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RolloutFacts:
-    """What all transitions of a rollout share."""
-
-    project: str
-    run_id: str
-    group_id: str
-    rollout_id: str | None
-    task_id: str | None
-    attempt: int
-    outcome: RolloutOutcome
-    split: str | None
-    metadata: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +30,7 @@ class _Place:
 
 
 def build_transitions(
-    facts: RolloutFacts,
+    episode: Episode,
     calls: Sequence[CallView],
     concurrent: Sequence[bool],
     rewards: Sequence[BoundReward],
@@ -55,7 +40,7 @@ def build_transitions(
     A reward that names no choice goes to the first choice that is known to be used, else to the first one.
 
     Args:
-        facts: of the rollout.
+        episode: what they share; it has none yet.
         calls: those that can be actions, in call order.
         concurrent: for each call whether its place is known by the clock only.
         rewards: bound to positions in `calls`; replaced ones count nowhere.
@@ -80,7 +65,7 @@ def build_transitions(
     for at, call in enumerate(calls):
         parent = parents[at]
         last = at == len(calls) - 1
-        reason = _truncation_reason(facts.outcome, call, main[at]) if last else None
+        reason = _truncation_reason(episode, call, main[at]) if last else None
         place = _Place(
             step=at,
             concurrent=concurrent[at],
@@ -95,12 +80,12 @@ def build_transitions(
             if counted:
                 reward_sum = sums.get((at, 0 if choice is None else choice.index)) or RewardSum()
             use = "used" if choice is None else uses[at, choice.index]
-            transitions.append(_transition(facts, call, choice, place, use, reward_sum))
+            transitions.append(_transition(episode, call, choice, place, use, reward_sum))
     return transitions
 
 
 def _transition(
-    facts: RolloutFacts,
+    episode: Episode,
     call: CallView,
     choice: ChoiceView | None,
     place: _Place,
@@ -110,12 +95,12 @@ def _transition(
     known = choice is not None and choice.token_ids is not None
     fidelity: Fidelity = "engine" if known else "text"
     return Transition(
-        project=facts.project,
-        run_id=facts.run_id,
-        group_id=facts.group_id,
-        rollout_id=facts.rollout_id,
-        task_id=facts.task_id,
-        attempt=facts.attempt,
+        project=episode.project,
+        run_id=episode.run_id,
+        group_id=episode.group_id,
+        rollout_id=episode.rollout_id,
+        task_id=episode.task_id,
+        attempt=episode.attempt,
         agent=call.agent,
         invocation_id=call.scope_id,
         step=place.step,
@@ -145,10 +130,10 @@ def _transition(
         terminated=place.terminated,
         truncated=place.truncation_reason is not None,
         truncation_reason=place.truncation_reason,
-        outcome=facts.outcome,
+        outcome=episode.outcome,
         drop_reason=_drop_reason(call, choice, use),
-        split=facts.split,
-        metadata=facts.metadata,
+        split=episode.split,
+        metadata=episode.metadata,
     )
 
 
@@ -164,12 +149,14 @@ def _observation(request: Any) -> dict[str, Any]:
     return {key: known.get(key) for key in _OBSERVATION_KEYS}
 
 
-def _truncation_reason(outcome: RolloutOutcome, call: CallView, main: int) -> str | None:
+def _truncation_reason(episode: Episode, call: CallView, main: int) -> str | None:
     """Why the episode was cut short at its last call; None where it came to an end of its own."""
-    if outcome in ("cancelled", "lost", "running"):
-        return outcome
+    if episode.outcome == "truncated":
+        return episode.truncation_reason
+    if episode.outcome in ("cancelled", "lost", "running"):
+        return episode.outcome
     cut = any(choice.index == main and choice.finish_reason == "length" for choice in call.choices)
-    return "length" if outcome == "succeeded" and cut else None
+    return "length" if episode.outcome == "succeeded" and cut else None
 
 
 def _drop_reason(call: CallView, choice: ChoiceView | None, use: Use) -> DropReason | None:

@@ -10,6 +10,7 @@ from lightning_sdk.mdp.frame import end_key, is_reward, start_key
 from lightning_sdk.records import Record
 
 RUNNING: Final = "running"
+LOST: Final = "lost"
 
 
 @dataclass(slots=True)
@@ -91,8 +92,8 @@ class RolloutState:
             self._apply_start(record)
         elif kind == "rollout_end":
             key = end_key(record)
-            if not self.ended or key > (self.end_ns, self.outcome):
-                self.end_ns, self.outcome = key
+            if not self.ended or key > (self.outcome != LOST, self.end_ns, self.outcome):
+                _, self.end_ns, self.outcome = key
 
     def _apply_scope(self, record: Record) -> None:
         """The earliest outermost agent is the root."""
