@@ -32,6 +32,14 @@ INTEGRATIONS = "lightning_sdk.integrations"
 CALL_ID_HEADER = "x-lightning-call-id"
 # What either takes from the other as a call id: bytes from outside.
 CALL_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
+# What a call that a client routes to our policy endpoint says of itself, beside its call id. POLICY names the
+# policy that answers (absent: the endpoint's default), SPLIT the rollout's split, AGENT who calls.
+POLICY_HEADER = "x-lightning-policy"
+SPLIT_HEADER = "x-lightning-split"
+ROLLOUT_HEADER = "x-lightning-rollout"
+AGENT_HEADER = "x-lightning-agent"
+# The split whose calls the endpoint samples as the policy is trained.
+TRAINING_SPLIT = "train"
 
 Undo = Callable[[], None]
 

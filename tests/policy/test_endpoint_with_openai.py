@@ -15,7 +15,7 @@ import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
 
-from support.policy_fakes import END, ByteTokenizer, scripted_service, served
+from support.policy_fakes import END, ByteTokenizer, scripted_policies, served
 from support.waiting import wait_until
 
 USER: Any = {"role": "user", "content": "64+16?"}
@@ -30,8 +30,8 @@ def _client(url: str, **options: Any) -> OpenAI:
 
 
 def test_an_answer_has_content_usage_and_a_finish_reason() -> None:
-    service, engine, _ = scripted_service("The answer is 80.")
-    with served(service) as url:
+    policies, engine, _ = scripted_policies("The answer is 80.")
+    with served(policies) as url:
         answer = _client(url).chat.completions.create(model="scripted", messages=[USER])
     assert answer.choices[0].message.content == "The answer is 80."
     assert answer.choices[0].message.tool_calls is None
@@ -43,8 +43,8 @@ def test_an_answer_has_content_usage_and_a_finish_reason() -> None:
 
 
 def test_what_the_request_leaves_out_is_decided_and_what_it_says_is_kept() -> None:
-    service, engine, _ = scripted_service("a", "b")
-    with served(service) as url:
+    policies, engine, _ = scripted_policies("a", "b")
+    with served(policies) as url:
         create = _client(url).chat.completions.create
         create(model="scripted", messages=[USER])
         create(
@@ -71,24 +71,24 @@ def test_what_the_request_leaves_out_is_decided_and_what_it_says_is_kept() -> No
 
 
 def test_a_stop_string_ends_the_text_before_it() -> None:
-    service, _, _ = scripted_service("one. two. three.")
-    with served(service) as url:
+    policies, _, _ = scripted_policies("one. two. three.")
+    with served(policies) as url:
         answer = _client(url).chat.completions.create(model="scripted", messages=[USER], stop=". tw")
     assert answer.choices[0].message.content == "one"
     assert answer.choices[0].finish_reason == "stop"
 
 
 def test_max_tokens_cuts_with_finish_reason_length() -> None:
-    service, _, _ = scripted_service("abcdef")
-    with served(service) as url:
+    policies, _, _ = scripted_policies("abcdef")
+    with served(policies) as url:
         answer = _client(url).chat.completions.create(model="scripted", messages=[USER], max_tokens=3)
     assert answer.choices[0].message.content == "abc"
     assert answer.choices[0].finish_reason == "length"
 
 
 def test_a_tool_call_becomes_tool_calls_with_its_arguments_to_the_letter() -> None:
-    service, engine, _ = scripted_service(CALL_TEXT, "80")
-    with served(service) as url:
+    policies, engine, _ = scripted_policies(CALL_TEXT, "80")
+    with served(policies) as url:
         client = _client(url)
         first = client.chat.completions.create(model="scripted", messages=[USER], tools=[TOOL])
         choice = first.choices[0]
@@ -106,8 +106,8 @@ def test_a_tool_call_becomes_tool_calls_with_its_arguments_to_the_letter() -> No
 
 def test_what_is_no_call_or_may_not_be_one_is_content() -> None:
     broken = CALL_TEXT.replace("}}", "}")
-    service, _, _ = scripted_service(broken, CALL_TEXT, CALL_TEXT)
-    with served(service) as url:
+    policies, _, _ = scripted_policies(broken, CALL_TEXT, CALL_TEXT)
+    with served(policies) as url:
         create = _client(url).chat.completions.create
         answers = [
             create(model="scripted", messages=[USER], tools=[TOOL]),
@@ -123,9 +123,9 @@ def test_what_is_no_call_or_may_not_be_one_is_content() -> None:
     "script", ["Grüße €", f"I see < and <tool. {CALL_TEXT}\n{CALL_TEXT}", "<tool_call>{}"]
 )
 def test_a_stream_says_what_the_whole_answer_says(script: str) -> None:
-    service, _, _ = scripted_service(script, script)
+    policies, _, _ = scripted_policies(script, script)
     asked: Any = {"model": "scripted", "messages": [USER], "tools": [TOOL], "n": 2, "stop": "zz"}
-    with served(service) as url:
+    with served(policies) as url:
         client = _client(url)
         whole = client.chat.completions.create(**asked)
         with client.chat.completions.stream(**{**asked}) as stream:
@@ -140,9 +140,9 @@ def test_a_stream_says_what_the_whole_answer_says(script: str) -> None:
 
 
 def test_token_ids_come_as_vllm_sends_them() -> None:
-    service, engine, _ = scripted_service("ab", "ab")
+    policies, engine, _ = scripted_policies("ab", "ab")
     asked: Any = {"model": "scripted", "messages": [USER], "extra_body": {"return_token_ids": True}}
-    with served(service) as url:
+    with served(policies) as url:
         client = _client(url)
         whole: Any = client.chat.completions.create(**asked)
         chunks: list[Any] = list(client.chat.completions.create(**asked, stream=True))
@@ -155,9 +155,9 @@ def test_token_ids_come_as_vllm_sends_them() -> None:
 
 
 def test_log_probabilities_come_for_every_sampled_token() -> None:
-    service, _, _ = scripted_service("ab", "ab")
+    policies, _, _ = scripted_policies("ab", "ab")
     asked: Any = {"model": "scripted", "messages": [USER], "logprobs": True, "top_logprobs": 2}
-    with served(service) as url:
+    with served(policies) as url:
         client = _client(url)
         whole = client.chat.completions.create(**asked)
         chunks = list(client.chat.completions.create(**asked, stream=True))
@@ -180,8 +180,8 @@ def test_log_probabilities_come_for_every_sampled_token() -> None:
 
 
 def test_usage_comes_in_a_last_chunk_where_it_is_asked_for() -> None:
-    service, _, _ = scripted_service("ab", "ab")
-    with served(service) as url:
+    policies, _, _ = scripted_policies("ab", "ab")
+    with served(policies) as url:
         create = _client(url).chat.completions.create
         asked = list(
             create(model="scripted", messages=[USER], stream=True, stream_options={"include_usage": True})
@@ -195,8 +195,8 @@ def test_usage_comes_in_a_last_chunk_where_it_is_asked_for() -> None:
 
 
 async def test_the_async_client_gets_the_same() -> None:
-    service, _, _ = scripted_service("hello", "hello")
-    with served(service) as url:
+    policies, _, _ = scripted_policies("hello", "hello")
+    with served(policies) as url:
         async with AsyncOpenAI(base_url=url, api_key="unused", max_retries=0) as client:
             whole = await client.chat.completions.create(model="scripted", messages=[USER])
             stream = await client.chat.completions.create(model="scripted", messages=[USER], stream=True)
@@ -205,8 +205,8 @@ async def test_the_async_client_gets_the_same() -> None:
 
 
 def test_errors_are_those_of_the_openai_package() -> None:
-    service, _, _ = scripted_service()
-    with served(service) as url:
+    policies, _, _ = scripted_policies()
+    with served(policies) as url:
         create = _client(url).chat.completions.create
         with pytest.raises(openai.NotFoundError) as unknown:
             create(model="gpt-9", messages=[USER])
@@ -232,8 +232,8 @@ class _CountingTokenizer(ByteTokenizer):
 
 def test_a_prompt_that_cannot_fit_is_refused_without_tokenising_it() -> None:
     tokenizer = _CountingTokenizer()
-    service, engine, _ = scripted_service(tokenizer=tokenizer)
-    with served(service) as url:
+    policies, engine, _ = scripted_policies(tokenizer=tokenizer)
+    with served(policies) as url:
         create = _client(url).chat.completions.create
         with pytest.raises(openai.BadRequestError) as refused:
             create(model="scripted", messages=[{"role": "user", "content": "x" * 5_000_000}], max_tokens=2)
@@ -258,8 +258,8 @@ class _HeldTokenizer(ByteTokenizer):
 
 def test_a_prompt_that_takes_long_to_read_stops_no_answer_that_runs() -> None:
     tokenizer = _HeldTokenizer()
-    service, _, _ = scripted_service("a long answer", "late", tokenizer=tokenizer)
-    with served(service) as url, ThreadPoolExecutor(1) as other:
+    policies, _, _ = scripted_policies("a long answer", "late", tokenizer=tokenizer)
+    with served(policies) as url, ThreadPoolExecutor(1) as other:
         create = _client(url).chat.completions.create
         stream = create(model="scripted", messages=[USER], stream=True)
         next(stream)
@@ -274,9 +274,9 @@ def test_a_prompt_that_takes_long_to_read_stops_no_answer_that_runs() -> None:
 
 
 def test_a_full_queue_is_a_429_also_for_a_stream() -> None:
-    service, engine, writer = scripted_service()
+    policies, engine, writer = scripted_policies()
     engine.full = True
-    with served(service) as url:
+    with served(policies) as url:
         create = _client(url).chat.completions.create
         with pytest.raises(openai.RateLimitError) as caught:
             create(model="scripted", messages=[USER])
@@ -287,26 +287,26 @@ def test_a_full_queue_is_a_429_also_for_a_stream() -> None:
 
 
 def test_an_engine_that_fails_is_a_500_that_tells_no_content() -> None:
-    service, engine, _ = scripted_service("ab")
+    policies, engine, _ = scripted_policies("ab")
     engine.failure = RuntimeError("the prompt was: my secret")
-    with served(service) as url, pytest.raises(openai.InternalServerError) as caught:
+    with served(policies) as url, pytest.raises(openai.InternalServerError) as caught:
         _client(url).chat.completions.create(model="scripted", messages=[USER])
     assert "RuntimeError" in caught.value.message
     assert "secret" not in str(caught.value.body)
 
 
 def test_an_engine_that_fails_in_a_stream_is_an_error_there() -> None:
-    service, engine, _ = scripted_service("ab")
+    policies, engine, _ = scripted_policies("ab")
     engine.failure = RuntimeError("no")
-    with served(service) as url:
+    with served(policies) as url:
         stream = _client(url).chat.completions.create(model="scripted", messages=[USER], stream=True)
         with pytest.raises(openai.APIError, match="the engine failed"):
             list(stream)
 
 
 def test_a_token_guards_every_route_but_health() -> None:
-    service, _, _ = scripted_service("ok")
-    with served(service, token="sesame") as url:
+    policies, _, _ = scripted_policies("ok")
+    with served(policies, token="sesame") as url:
         for call in (
             lambda client: client.models.list(),
             lambda client: client.chat.completions.create(model="scripted", messages=[USER]),
@@ -321,8 +321,8 @@ def test_a_token_guards_every_route_but_health() -> None:
 
 
 def test_models_lists_the_one_that_is_served() -> None:
-    service, _, _ = scripted_service()
-    with served(service) as url:
+    policies, _, _ = scripted_policies()
+    with served(policies) as url:
         client = _client(url)
         assert [model.id for model in client.models.list()] == ["scripted"]
         assert client.models.retrieve("scripted").id == "scripted"
@@ -342,8 +342,8 @@ def test_models_lists_the_one_that_is_served() -> None:
 def test_every_refusal_has_an_openai_style_body(
     method: str, path: str, headers: dict[str, str], body: bytes, status: int
 ) -> None:
-    service, _, _ = scripted_service()
-    with served(service) as url:
+    policies, _, _ = scripted_policies()
+    with served(policies) as url:
         got, _, answer = _request(url, method, path, headers, body)
     assert got == status
     assert set(json.loads(answer)["error"]) == {"message", "type", "param", "code"}
@@ -351,9 +351,9 @@ def test_every_refusal_has_an_openai_style_body(
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_disconnects_frees_its_place_and_what_it_got_is_recorded(stream: bool) -> None:
-    service, engine, writer = scripted_service("abcdef")
+    policies, engine, writer = scripted_policies("abcdef")
     engine.gate = asyncio.Semaphore(2)  # two tokens, then silence
-    with served(service) as url:
+    with served(policies) as url:
         connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=20)
         body = json.dumps({"model": "scripted", "messages": [USER], "stream": stream})
         headers = {"content-type": "application/json", "x-lightning-call-id": "ca_gone"}

@@ -66,7 +66,7 @@ def test_what_was_sampled_is_in_the_spool_and_sigterm_lets_a_running_answer_fini
     pytest.importorskip("torch", reason="needs the [torch] extra")
     model = save_tiny_model(tmp_path / "tiny")
     home = tmp_path / "elsewhere"
-    with _serving(str(model), "--policy", "tiny-policy", "--home", str(home)) as (process, url):
+    with _serving(str(model), "--name", "tiny", "--home", str(home)) as (process, url):
         client = OpenAI(base_url=url, api_key="unused", max_retries=0)
         answer: Any = client.chat.completions.create(
             model="tiny",
@@ -77,7 +77,7 @@ def test_what_was_sampled_is_in_the_spool_and_sigterm_lets_a_running_answer_fini
             extra_headers={"x-lightning-call-id": "ca_42"},
         )
         (tokens,) = _recorded(home)
-        assert (tokens.call_id, tokens.response_id, tokens.policy) == ("ca_42", answer.id, "tiny-policy")
+        assert (tokens.call_id, tokens.response_id, tokens.policy) == ("ca_42", answer.id, "tiny")
         assert list(unpack_int32(tokens.prompt_token_ids)) == answer.prompt_token_ids
         assert list(unpack_int32(tokens.choices[0].token_ids)) == answer.choices[0].token_ids
         told = [entry.logprob for entry in answer.choices[0].logprobs.content]

@@ -12,7 +12,7 @@ from openai import OpenAI
 from lightning_sdk.plugins import CALL_ID
 from lightning_sdk.policy.recording import choose_call_id
 from lightning_sdk.records import Record, unpack_float32, unpack_int32
-from support.policy_fakes import END, ByteTokenizer, MemoryWriter, scripted_service, served
+from support.policy_fakes import END, ByteTokenizer, MemoryWriter, scripted_policies, served
 
 USER: Any = {"role": "user", "content": "hi"}
 HEADER = "x-lightning-call-id"
@@ -23,8 +23,8 @@ def _client(url: str) -> OpenAI:
 
 
 def test_a_record_says_what_the_engine_knows() -> None:
-    service, engine, writer = scripted_service("abc")
-    with served(service) as url:
+    policies, engine, writer = scripted_policies("abc")
+    with served(policies) as url:
         answer = _client(url).chat.completions.create(
             model="scripted",
             messages=[USER],
@@ -38,7 +38,7 @@ def test_a_record_says_what_the_engine_knows() -> None:
     assert (record.order, record.rollout_id) == (1, "")
     assert 0 < record.start_ns <= record.end_ns
     assert (tokens.call_id, tokens.response_id) == ("ca_0123", answer.id)
-    assert (tokens.policy, tokens.policy_version, tokens.policy_version_end) == ("policy-a", 0, 0)
+    assert (tokens.policy, tokens.policy_version, tokens.policy_version_end) == ("scripted", 0, 0)
     assert list(unpack_int32(tokens.prompt_token_ids)) == ByteTokenizer().encode(engine.prompts[0])
     assert [choice.index for choice in tokens.choices] == [0, 1]
     for choice in tokens.choices:
@@ -58,8 +58,8 @@ def test_a_record_says_what_the_engine_knows() -> None:
 
 
 def test_greedy_log_probabilities_are_the_models_own_and_marked_so() -> None:
-    service, engine, writer = scripted_service("a", "a")
-    with served(service) as url:
+    policies, engine, writer = scripted_policies("a", "a")
+    with served(policies) as url:
         for temperature in (0, 1e-9):
             _client(url).chat.completions.create(model="scripted", messages=[USER], temperature=temperature)
     assert [params.temperature for params in engine.params] == [0, 0]
@@ -69,10 +69,10 @@ def test_greedy_log_probabilities_are_the_models_own_and_marked_so() -> None:
 
 
 def test_policy_versions_are_those_that_sampled_the_first_and_the_last_token() -> None:
-    service, engine, writer = scripted_service("abc", "de")
+    policies, engine, writer = scripted_policies("abc", "de")
     engine.policy_version = 5
     engine.updates_a_token = 1
-    with served(service) as url:
+    with served(policies) as url:
         _client(url).chat.completions.create(model="scripted", messages=[USER])
         list(_client(url).chat.completions.create(model="scripted", messages=[USER], stream=True))
     # "abc" and its end by versions 5 to 8, "de" and its end by 9 to 11: no update since counts.
@@ -83,8 +83,8 @@ def test_policy_versions_are_those_that_sampled_the_first_and_the_last_token() -
 
 
 def test_a_stop_string_adds_no_token_and_takes_none_away() -> None:
-    service, _, writer = scripted_service("one. two")
-    with served(service) as url:
+    policies, _, writer = scripted_policies("one. two")
+    with served(policies) as url:
         _client(url).chat.completions.create(model="scripted", messages=[USER], stop=". t")
     choice = writer.records[0].tokens.choices[0]
     assert bytes(unpack_int32(choice.token_ids).tolist()) == b"one. t"
@@ -92,8 +92,8 @@ def test_a_stop_string_adds_no_token_and_takes_none_away() -> None:
 
 @pytest.mark.parametrize("sent", ["", "with space", "x" * 129, "a/b"])
 def test_a_call_id_that_cannot_be_kept_is_replaced_and_the_answer_says_by_which(sent: str) -> None:
-    service, _, writer = scripted_service("ok")
-    with served(service) as url:
+    policies, _, writer = scripted_policies("ok")
+    with served(policies) as url:
         raw = _client(url).chat.completions.with_raw_response.create(
             model="scripted",
             messages=[USER],
@@ -111,8 +111,8 @@ def test_a_call_id_of_the_pattern_in_plugins_is_kept(sent: str) -> None:
 
 
 def test_refusals_and_streams_carry_the_call_id_too() -> None:
-    service, _, _ = scripted_service("ok")
-    with served(service) as url:
+    policies, _, _ = scripted_policies("ok")
+    with served(policies) as url:
         create = _client(url).chat.completions.with_raw_response.create
         streamed = create(model="scripted", messages=[USER], stream=True, extra_headers={HEADER: "ca_1"})
         assert streamed.headers[HEADER] == "ca_1"
@@ -122,8 +122,8 @@ def test_refusals_and_streams_carry_the_call_id_too() -> None:
 
 
 def test_the_record_is_there_when_the_last_finish_reason_arrives() -> None:
-    service, _, writer = scripted_service("abc")
-    with served(service) as url:
+    policies, _, writer = scripted_policies("abc")
+    with served(policies) as url:
         for chunk in _client(url).chat.completions.create(model="scripted", messages=[USER], stream=True):
             if chunk.choices[0].finish_reason is not None:
                 assert len(writer.records) == 1
@@ -134,20 +134,20 @@ def test_the_record_is_there_when_the_last_finish_reason_arrives() -> None:
 def test_a_spool_that_fails_fails_no_answer_and_is_counted_and_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    service, _, writer = scripted_service("a", "b")
+    policies, _, writer = scripted_policies("a", "b")
     writer.broken = True
-    with caplog.at_level(logging.ERROR, "lightning_sdk.policy"), served(service) as url:
+    with caplog.at_level(logging.ERROR, "lightning_sdk.policy"), served(policies) as url:
         for text in ("a", "b"):
             answer = _client(url).chat.completions.create(model="scripted", messages=[USER])
             assert answer.choices[0].message.content == text
-    assert service.recorder.failures == 2
+    assert policies.default.recorder.failures == 2
     assert [record.message for record in caplog.records].count(caplog.records[0].message) == 1
     assert len(caplog.records) == 1
 
 
 def test_what_is_written_is_a_whole_record() -> None:
-    service, _, writer = scripted_service("a")
-    with served(service) as url:
+    policies, _, writer = scripted_policies("a")
+    with served(policies) as url:
         _client(url).chat.completions.create(model="scripted", messages=[USER])
     assert isinstance(writer, MemoryWriter)
     assert Record.FromString(writer.records[0].SerializeToString()) == writer.records[0]

@@ -13,9 +13,9 @@ import uvicorn
 
 from lightning_sdk.errors import SpoolError
 from lightning_sdk.policy.app import make_app
-from lightning_sdk.policy.chat import ChatService
-from lightning_sdk.policy.engine import Delta, Load, SampledToken, SamplingParams
+from lightning_sdk.policy.engine import Delta, Load, LogprobsMode, SampledToken, SamplingParams
 from lightning_sdk.policy.errors import queue_full
+from lightning_sdk.policy.policies import Policies, Policy
 from lightning_sdk.policy.recording import TokenRecorder
 from lightning_sdk.policy.stop_text import StoppableText
 from lightning_sdk.records import Record
@@ -82,6 +82,8 @@ class ScriptedEngine:
     """Says the next script, byte by byte, in every choice. Each token takes one permit of the `gate`."""
 
     context_length = 4096
+    shapes: frozenset[str] = frozenset()
+    constrains = False
 
     def __init__(self, *scripts: str, tokenizer: ByteTokenizer | None = None) -> None:
         self.tokenizer = tokenizer or ByteTokenizer()
@@ -99,6 +101,9 @@ class ScriptedEngine:
     @property
     def load(self) -> Load:
         return Load(running=self._running, waiting=0)
+
+    def logprobs_mode(self, params: SamplingParams) -> LogprobsMode:
+        return "raw" if params.greedy else "processed"
 
     async def generate(
         self, prompt: Sequence[int], n: int, params: SamplingParams
@@ -158,10 +163,10 @@ class MemoryWriter:
 
 
 @contextmanager
-def served(service: ChatService, *, token: str | None = None) -> Iterator[str]:
+def served(policies: Policies, *, token: str | None = None) -> Iterator[str]:
     """Serve on a free loopback port; the base URL, with /v1."""
     server = uvicorn.Server(
-        uvicorn.Config(make_app(service, token=token), port=0, log_level="warning", lifespan="off")
+        uvicorn.Config(make_app(policies, token=token), port=0, log_level="warning", lifespan="off")
     )
     started = threading.Event()
     startup = server.startup
@@ -182,9 +187,9 @@ def served(service: ChatService, *, token: str | None = None) -> Iterator[str]:
         thread.join()
 
 
-def scripted_service(
+def scripted_policies(
     *scripts: str, tokenizer: ByteTokenizer | None = None
-) -> tuple[ChatService, ScriptedEngine, MemoryWriter]:
-    """A service over an engine that says `scripts`, one a request."""
+) -> tuple[Policies, ScriptedEngine, MemoryWriter]:
+    """One policy over an engine that says `scripts`, one a request."""
     engine, writer = ScriptedEngine(*scripts, tokenizer=tokenizer), MemoryWriter()
-    return ChatService(engine, TokenRecorder(writer, "policy-a"), "scripted"), engine, writer
+    return Policies([Policy("scripted", engine, TokenRecorder(writer, "scripted"))]), engine, writer

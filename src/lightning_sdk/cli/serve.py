@@ -36,8 +36,17 @@ from lightning_sdk.policy.options import ServeOptions
     metavar="PORT",
     help="Port to listen on; 0 takes a free one.",
 )
-@click.option("--name", metavar="NAME", help="The model's id in the API.  [default: the directory's name]")
-@click.option("--policy", metavar="NAME", help="The policy's name in the records.  [default: the model's id]")
+@click.option(
+    "--name",
+    metavar="NAME",
+    help="The policy's name, and the model's id in the API.  [default: the directory's name]",
+)
+@click.option(
+    "--train-temperature",
+    type=click.FloatRange(0.01, 2),
+    default=ServeOptions.train_temperature,
+    help="Temperature of the calls of training rollouts, whatever they ask for.",
+)
 @click.option(
     "--device",
     type=click.Choice(["auto", "cpu", "cuda"]),

@@ -33,6 +33,7 @@ _OWN_SAMPLING: Final[Mapping[str, tuple[Any, ...]]] = {
     "logit_bias": ({}, []),
     "min_tokens": (0,),
     "ignore_eos": (False,),
+    "constrained": (False,),
 }
 # Free text. Any other format constrains what can be sampled.
 _FREE_FORMATS: Final = (None, "text")

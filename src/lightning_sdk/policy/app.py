@@ -1,4 +1,4 @@
-"""The routes of the endpoint, as a Starlette application over one `ChatService`."""
+"""The routes of the endpoint, as a Starlette application over its policies."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Send
 
-from lightning_sdk.plugins import CALL_ID_HEADER
+from lightning_sdk.plugins import AGENT_HEADER, CALL_ID_HEADER, POLICY_HEADER, SPLIT_HEADER
 from lightning_sdk.policy import responses
-from lightning_sdk.policy.chat import Answer, ChatService
-from lightning_sdk.policy.errors import ApiError, internal, invalid, model_not_found, unauthorized
+from lightning_sdk.policy.answers import Answering, CallTags
+from lightning_sdk.policy.chat import Chat, ChatService
+from lightning_sdk.policy.errors import ApiError, internal, invalid, unauthorized
+from lightning_sdk.policy.policies import Policies, Policy
 from lightning_sdk.policy.recording import choose_call_id
 
 _log = logging.getLogger(__name__)
@@ -35,14 +37,14 @@ class _ClientGoneError(Exception):
     """The client closed its connection."""
 
 
-def make_app(service: ChatService, *, token: str | None = None) -> Starlette:
+def make_app(policies: Policies, *, token: str | None = None) -> Starlette:
     """The application.
 
     Args:
-        service: what answers.
+        policies: who answers.
         token: the bearer token that every route but /health asks for; None: none is needed.
     """
-    routes = _Routes(service)
+    routes = _Routes(policies)
 
     def guarded(handler: _Handler) -> _Handler:
         async def handle(request: Request) -> Response:
@@ -68,19 +70,20 @@ def make_app(service: ChatService, *, token: str | None = None) -> Starlette:
 
 
 class _Routes:
-    def __init__(self, service: ChatService) -> None:
-        self._service = service
+    def __init__(self, policies: Policies) -> None:
+        self._policies = policies
+        self._chat = ChatService(Answering(policies))
 
     async def chat_completions(self, request: Request) -> Response:
-        call_id = choose_call_id(request.headers.get(CALL_ID_HEADER))
-        headers = {CALL_ID_HEADER: call_id}
+        tags = _call_tags(request)
+        headers = {CALL_ID_HEADER: tags.call_id}
         try:
             _check_content_type(request)
             body = await _read_body(request)
-            answer = await _unless_gone(request, self._service.begin(body, call_id))
-            if answer.request.stream:
-                return await self._stream(request, answer, headers)
-            whole = await _unless_gone(request, self._service.complete(answer))
+            chat = await _unless_gone(request, self._chat.begin(body, tags))
+            if chat.request.stream:
+                return await self._stream(request, chat, headers)
+            whole = await _unless_gone(request, self._chat.complete(chat))
             return _json(whole, headers=headers)
         except _ClientGoneError:
             return Response(status_code=499, headers=headers)
@@ -88,8 +91,8 @@ class _Routes:
             error.headers.update(headers)
             raise
 
-    async def _stream(self, request: Request, answer: Answer, headers: Mapping[str, str]) -> Response:
-        chunks = self._service.stream(answer)
+    async def _stream(self, request: Request, chat: Chat, headers: Mapping[str, str]) -> Response:
+        chunks = self._chat.stream(chat)
         try:
             first = await _unless_gone(request, anext(chunks))
         except BaseException:
@@ -98,27 +101,38 @@ class _Routes:
         return _EventStream(_events(first, chunks), headers=headers, media_type="text/event-stream")
 
     async def models(self, request: Request) -> Response:
-        service = self._service
-        return _json(responses.model_list(service.model, service.created_s, service.engine.context_length))
+        return _json({"object": "list", "data": [_card(policy) for policy in self._policies]})
 
     async def model(self, request: Request) -> Response:
-        service = self._service
-        if request.path_params["model"] != service.model:
-            raise model_not_found(request.path_params["model"], service.model)
-        return _json(responses.model_card(service.model, service.created_s, service.engine.context_length))
+        return _json(_card(self._policies.get(None, request.path_params["model"])))
 
     async def health(self, request: Request) -> Response:
-        service = self._service
-        load = service.engine.load
+        loads = [policy.engine.load for policy in self._policies]
         return _json(
             {
                 "status": "ok",
-                "running": load.running,
-                "waiting": load.waiting,
-                "policy_version": service.engine.policy_version,
-                "token_records_lost": service.recorder.failures,
+                "running": sum(load.running for load in loads),
+                "waiting": sum(load.waiting for load in loads),
+                "policy_version": self._policies.default.engine.policy_version,
+                "policies": {policy.name: policy.engine.policy_version for policy in self._policies},
+                "token_records_lost": sum(policy.recorder.failures for policy in self._policies),
             }
         )
+
+
+def _card(policy: Policy) -> dict[str, Any]:
+    engine = policy.engine
+    return responses.model_card(policy.name, policy.created_s, engine.context_length, engine.policy_version)
+
+
+def _call_tags(request: Request) -> CallTags:
+    headers = request.headers
+    return CallTags(
+        call_id=choose_call_id(headers.get(CALL_ID_HEADER)),
+        policy=headers.get(POLICY_HEADER),
+        split=headers.get(SPLIT_HEADER),
+        routed=AGENT_HEADER in headers,
+    )
 
 
 class _EventStream(StreamingResponse):

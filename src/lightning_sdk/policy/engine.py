@@ -6,11 +6,21 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 # "abort": its caller gave up before it was done.
 FinishReason = Literal["stop", "length", "abort"]
+# What log probabilities are of, in the words of a Tokens record.
+LogprobsMode = Literal["processed", "raw"]
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """A grammar that the answer must follow: any JSON object, or JSON of a schema."""
+
+    kind: Literal["json_object", "json_schema"]
+    schema: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,16 +40,15 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     # How many likeliest tokens to tell beside each sampled one.
     top_logprobs: int = 0
+    # What else shapes the distribution, of those names that the engine `shapes`.
+    shaping: Mapping[str, Any] = field(default_factory=dict)
+    # Only for an engine that `constrains`.
+    constraint: Constraint | None = None
 
     @property
     def greedy(self) -> bool:
         """Whether the likeliest token is always taken."""
         return self.temperature == 0
-
-    @property
-    def logprobs_mode(self) -> Literal["processed", "raw"]:
-        """What the log probabilities are of, in the words of a Tokens record."""
-        return "raw" if self.greedy else "processed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +118,17 @@ class Engine(Protocol):
     @property
     def load(self) -> Load:
         """How busy it is."""
+
+    @property
+    def shapes(self) -> frozenset[str]:
+        """Names of `SamplingParams.shaping` that it honours."""
+
+    @property
+    def constrains(self) -> bool:
+        """Whether it can follow a `Constraint`."""
+
+    def logprobs_mode(self, params: SamplingParams) -> LogprobsMode:
+        """What the log probabilities of an answer are of."""
 
     def generate(self, prompt: Sequence[int], n: int, params: SamplingParams) -> AsyncGenerator[Delta, None]:
         """Sample `n` answers to a prompt; each choice's last delta has a finish reason.

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 
@@ -44,11 +45,11 @@ def unsupported(param: str, why: str) -> ApiError:
     return invalid(f"{param!r} is not supported here: {why}", param=param, code="unsupported_parameter")
 
 
-def model_not_found(asked: str, served: str) -> ApiError:
-    """404: another model than the one that is served."""
+def model_not_found(asked: str, served: Iterable[str]) -> ApiError:
+    """404: another model than those that are served."""
     return ApiError(
         404,
-        f"the model {asked!r} does not exist here: this endpoint serves {served!r}",
+        f"the model {asked!r} does not exist here: this endpoint serves {', '.join(map(repr, served))}",
         param="model",
         code="model_not_found",
     )

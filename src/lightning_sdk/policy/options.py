@@ -14,14 +14,14 @@ class ServeOptions:
     model: Path
     host: str = "127.0.0.1"
     port: int = 8317
-    # The model's id in the API; None: the directory's name.
+    # The policy's name, in records and as the model's id in the API; None: the directory's name.
     name: str | None = None
-    # The policy's name in the records; None: the model's id.
-    policy: str | None = None
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     threads: int | None = None
     max_batch: int = 16
     max_queue: int = 256
+    # At which the calls of training rollouts are sampled.
+    train_temperature: float = 1.0
     # The bearer token that clients must send; None: none is needed.
     token: str | None = None

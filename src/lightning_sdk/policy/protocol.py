@@ -7,7 +7,9 @@ from typing import Annotated, Any, Literal
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from lightning_sdk.policy.engine import Constraint
 from lightning_sdk.policy.errors import ApiError, invalid, unsupported
+from lightning_sdk.policy.sampling import SHAPING, SamplingRequest
 
 _MAX_CHOICES = 128
 _MAX_STOPS = 16
@@ -28,20 +30,13 @@ _HARMLESS = frozenset(
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "audio": (),
     "chat_template_kwargs": ({},),
-    "frequency_penalty": (0,),
     "function_call": (),
     "functions": ([],),
-    "logit_bias": ({},),
-    "min_p": (0,),
     "modalities": (["text"],),
     "moderation": (),
     "parallel_tool_calls": (True,),
     "prediction": (),
-    "presence_penalty": (0,),
     "reasoning_effort": ("none",),
-    "repetition_penalty": (1,),
-    "response_format": ({"type": "text"},),
-    "top_k": (-1, 0),
     "verbosity": (),
     "web_search_options": (),
 }
@@ -51,6 +46,19 @@ _MESSAGE_NEUTRAL: dict[str, tuple[Any, ...]] = {
     "function_call": (),
     "refusal": (),
 }
+
+# What of a request a record tells as the sampling that was asked for.
+_SAMPLING_FIELDS = (
+    "temperature",
+    "top_p",
+    "seed",
+    "n",
+    "stop",
+    "max_tokens",
+    "max_completion_tokens",
+    "tool_choice",
+    *SHAPING,
+)
 
 Count = Annotated[int, Field(ge=1)]
 
@@ -141,6 +149,30 @@ class StreamOptions(_Strict):
     include_obfuscation: bool | None = None
 
 
+class JsonSchema(_Strict):
+    """The schema of a response format. Its name and description are for people."""
+
+    name: str | None = None
+    description: str | None = None
+    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    strict: bool | None = None
+
+
+class ResponseFormat(_Strict):
+    """What the answer's text must be."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _has_its_schema(self) -> ResponseFormat:
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise ValueError("json_schema belongs to type 'json_schema', and to no other")
+        if self.json_schema is not None and self.json_schema.schema_ is None:
+            raise ValueError("json_schema has no schema")
+        return self
+
+
 class ChatRequest(_Strict):
     """`POST /v1/chat/completions`."""
 
@@ -153,6 +185,13 @@ class ChatRequest(_Strict):
     stop: str | list[str] | None = None
     temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=2, allow_inf_nan=False)] | None = None
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]] | None = None
+    top_k: Annotated[int, Field(ge=-1)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | None = None
+    response_format: ResponseFormat | None = None
     max_tokens: Count | None = None
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
@@ -179,6 +218,28 @@ class ChatRequest(_Strict):
         if self.tool_choice == "none":
             return []
         return [tool.model_dump(exclude_none=True) for tool in self.tools or ()]
+
+    def sampling(self) -> SamplingRequest:
+        """What it says of sampling."""
+        given = {name: getattr(self, name) for name in _SAMPLING_FIELDS}
+        return SamplingRequest(
+            temperature=self.temperature,
+            top_p=self.top_p,
+            seed=self.seed,
+            n=self.n,
+            stop=self.stops,
+            max_tokens=self.token_limit,
+            top_logprobs=self.top_logprobs or 0,
+            shaping={name: given[name] for name in SHAPING if given[name] is not None},
+            constraint=self._constraint(),
+            told={name: value for name, value in given.items() if value is not None},
+        )
+
+    def _constraint(self) -> Constraint | None:
+        wanted = self.response_format
+        if wanted is None or wanted.type == "text":
+            return None
+        return Constraint(wanted.type, wanted.json_schema.schema_ if wanted.json_schema else None)
 
 
 def parse_chat_request(body: bytes) -> ChatRequest:

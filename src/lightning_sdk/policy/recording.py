@@ -13,23 +13,12 @@ from typing import Any, Protocol
 from lightning_sdk.errors import SpoolError
 from lightning_sdk.ids import new_id
 from lightning_sdk.plugins import CALL_ID
-from lightning_sdk.policy.engine import SamplingParams
-from lightning_sdk.policy.protocol import ChatRequest
+from lightning_sdk.policy.engine import LogprobsMode, SamplingParams
 from lightning_sdk.policy.responses import Choice
+from lightning_sdk.policy.sampling import SamplingRequest, sampling_effective
 from lightning_sdk.records import ChoiceTokens, Record, Tokens, pack_float32, pack_int32
 
 _log = logging.getLogger(__name__)
-
-_SAMPLING_FIELDS = (
-    "temperature",
-    "top_p",
-    "seed",
-    "n",
-    "stop",
-    "max_tokens",
-    "max_completion_tokens",
-    "tool_choice",
-)
 
 
 class RecordWriter(Protocol):
@@ -80,8 +69,9 @@ class TokenRecorder:
         *,
         prompt: Sequence[int],
         choices: Sequence[Choice],
-        request: ChatRequest,
+        asked: SamplingRequest,
         params: SamplingParams,
+        logprobs_mode: LogprobsMode,
         versions: tuple[int, int],
     ) -> None:
         """An answer is over. `versions` of the policy sampled its first and its last token."""
@@ -101,9 +91,9 @@ class TokenRecorder:
                 )
                 for choice in choices
             ],
-            sampling_requested=_json(sampling_requested(request)),
-            sampling_effective=_json(sampling_effective(params, len(choices))),
-            logprobs_mode=params.logprobs_mode,
+            sampling_requested=_json(asked.told),
+            sampling_effective=_json(sampling_effective(asked, params)),
+            logprobs_mode=logprobs_mode,
         )
         record = Record(order=start.order, start_ns=start.start_ns, end_ns=time.time_ns(), tokens=tokens)
         try:
@@ -122,24 +112,6 @@ class TokenRecorder:
 def choose_call_id(header: str | None) -> str:
     """The caller's call id, or a fresh one where it sent none or none that can be kept."""
     return header if header and CALL_ID.fullmatch(header) else new_id("ca")
-
-
-def sampling_requested(request: ChatRequest) -> dict[str, Any]:
-    """What the request said of sampling; what it left out is absent."""
-    fields = {name: getattr(request, name) for name in _SAMPLING_FIELDS}
-    return {name: value for name, value in fields.items() if value is not None}
-
-
-def sampling_effective(params: SamplingParams, n: int) -> dict[str, Any]:
-    """What the engine did, every value said."""
-    return {
-        "temperature": params.temperature,
-        "top_p": params.top_p,
-        "seed": params.seed,
-        "n": n,
-        "stop": list(params.stop),
-        "max_tokens": params.max_tokens,
-    }
 
 
 def _json(value: Mapping[str, Any]) -> bytes:

@@ -99,12 +99,7 @@ def _token_logprob(tokenizer: Tokenizer, token_id: int, value: float) -> dict[st
     return {"token": text, "logprob": max(value, _LEAST_LOGPROB), "bytes": bytes_}
 
 
-def model_list(model: str, created_s: int, context_length: int) -> dict[str, Any]:
-    """`GET /v1/models`."""
-    return {"object": "list", "data": [model_card(model, created_s, context_length)]}
-
-
-def model_card(model: str, created_s: int, context_length: int) -> dict[str, Any]:
+def model_card(model: str, created_s: int, context_length: int, policy_version: int) -> dict[str, Any]:
     """`GET /v1/models/{model}`."""
     return {
         "id": model,
@@ -112,4 +107,5 @@ def model_card(model: str, created_s: int, context_length: int) -> dict[str, Any
         "created": created_s,
         "owned_by": "lightning_sdk",
         "max_model_len": context_length,
+        "policy_version": policy_version,
     }

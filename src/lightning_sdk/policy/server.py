@@ -19,8 +19,8 @@ from lightning_sdk.client.producer import Producer
 from lightning_sdk.errors import ConfigError
 from lightning_sdk.home import Home
 from lightning_sdk.policy.app import make_app
-from lightning_sdk.policy.chat import ChatService
 from lightning_sdk.policy.options import ServeOptions
+from lightning_sdk.policy.policies import Policies, Policy, TrainingSampling
 from lightning_sdk.policy.recording import TokenRecorder
 
 if TYPE_CHECKING:
@@ -58,8 +58,13 @@ def serve(
         engine = _load(options)
         producer = Producer(home.spool, destination=endpoint or "", token=token)
         try:
-            service = ChatService(engine, TokenRecorder(producer, options.policy or name), name)
-            app = make_app(service, token=options.token)
+            policy = Policy(
+                name,
+                engine,
+                TokenRecorder(producer, name),
+                TrainingSampling(temperature=options.train_temperature),
+            )
+            app = make_app(Policies([policy]), token=options.token)
             logging.getLogger("uvicorn.error").addFilter(_not_answered_twice)
             settings = uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off")
             with _signals_end_quietly():

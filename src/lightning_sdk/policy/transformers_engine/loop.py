@@ -12,7 +12,15 @@ from functools import partial
 
 import torch
 
-from lightning_sdk.policy.engine import Delta, FinishReason, Load, SampledToken, SamplingParams, Tokenizer
+from lightning_sdk.policy.engine import (
+    Delta,
+    FinishReason,
+    Load,
+    LogprobsMode,
+    SampledToken,
+    SamplingParams,
+    Tokenizer,
+)
 from lightning_sdk.policy.errors import ApiError, internal, invalid, queue_full, shutting_down
 from lightning_sdk.policy.stop_text import StoppableText
 from lightning_sdk.policy.transformers_engine.forward import BatchedModel
@@ -47,6 +55,9 @@ class TransformersEngine:
     a position, and a random generator of its own.
     """
 
+    shapes: frozenset[str] = frozenset()
+    constrains = False
+
     def __init__(
         self,
         model: BatchedModel,
@@ -76,6 +87,10 @@ class TransformersEngine:
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="lightning-policy-engine", daemon=True)
         self._thread.start()
+
+    def logprobs_mode(self, params: SamplingParams) -> LogprobsMode:
+        """See `engine.Engine.logprobs_mode`."""
+        return "raw" if params.greedy else "processed"
 
     @property
     def load(self) -> Load:
