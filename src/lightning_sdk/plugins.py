@@ -38,8 +38,11 @@ POLICY_HEADER = "x-lightning-policy"
 SPLIT_HEADER = "x-lightning-split"
 ROLLOUT_HEADER = "x-lightning-rollout"
 AGENT_HEADER = "x-lightning-agent"
-# The split whose calls the endpoint samples as the policy is trained.
+# Splits whose calls the endpoint samples as the policy is trained: rollouts to learn from, and held-out ones that
+# shall be sampled alike. Those of any other split keep the agent's own sampling.
 TRAINING_SPLIT = "train"
+VALIDATION_AS_TRAINED_SPLIT = "validation-as-trained"
+SPLITS_SAMPLED_AS_TRAINED = frozenset({TRAINING_SPLIT, VALIDATION_AS_TRAINED_SPLIT})
 
 Undo = Callable[[], None]
 
@@ -208,6 +211,9 @@ class TrainingRun:
     seed: int
     # None for a trainer that serves its policies itself.
     publisher: Publisher | None
+    # How many published versions older than the policy the oldest call may be that a round trains on. The loop starts
+    # rollouts so that none is older; a group that is all the same is dropped whole (`Selection.min_policy_version`).
+    max_age: int = 0
 
 
 @runtime_checkable

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from lightning_sdk.plugins import TRAINING_SPLIT
+from lightning_sdk.plugins import SPLITS_SAMPLED_AS_TRAINED
 from lightning_sdk.policy.engine import Constraint, SamplingParams
 from lightning_sdk.policy.errors import context_exceeded, unsupported
 
@@ -78,7 +78,7 @@ def decide_sampling(
             "this policy's engine cannot constrain sampling; only leaving it out or {'type': 'text'} is accepted",
         )
     drawn = secrets.randbits(_SEED_BITS)
-    if split == TRAINING_SPLIT:
+    if split in SPLITS_SAMPLED_AS_TRAINED:
         temperature, top_p, seed, shaping = policy.training.temperature, 1.0, drawn, {}
     else:
         temperature = 1.0 if asked.temperature is None else asked.temperature
