@@ -10,6 +10,7 @@
     ├── PluginError        (LookupError)   a backend or integration that is unknown or does not load
     ├── ExportError        (ValueError)    a dataset that cannot be made from what there is
     ├── PublishError       (RuntimeError)  weights that an endpoint did not take
+    ├── AgentError         (ImportError)   an agent's function that cannot be imported
     └── RunError           (RuntimeError)  a run of rollouts or of training that cannot go on
 
 A message says what was found, what was expected and what to do: the command line prints it alone, on one
@@ -57,6 +58,10 @@ class ExportError(LightningError, ValueError):
 
 class PublishError(LightningError, RuntimeError):
     """Weights that an endpoint did not take. It serves what it served before."""
+
+
+class AgentError(LightningError, ImportError):
+    """An agent's function that cannot be imported."""
 
 
 class RunError(LightningError, RuntimeError):

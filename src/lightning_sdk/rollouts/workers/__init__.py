@@ -1,0 +1,1 @@
+"""Kinds of workers, one file each, behind one interface: `base.Workers`."""
