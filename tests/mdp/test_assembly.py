@@ -251,7 +251,7 @@ def test_observation_action_and_sampling_are_of_the_call() -> None:
 
 def test_a_call_without_an_answer_is_a_transition_without_an_action() -> None:
     tape = Tape()
-    tape.call("a", b"", outcome="error")
+    tape.call("a", b"", outcome="error", request=chat_request("another"))
     tape.call("b", b"<html>")
     tape.call("c", b"{}", api="responses")
     told = [(each.action, each.drop_reason, each.choice) for each in assembled(tape).transitions]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from lightning_sdk.mdp import NATIVE_SCHEMA_VERSION, assemble, native_record
-from support.record_factory import Tape, chat_body
+from support.record_factory import Tape, chat_body, chat_request
 
 KEYS = [
     "schema_version",
@@ -23,6 +23,7 @@ KEYS = [
     "parent_call_id",
     "next_call_id",
     "order",
+    "late",
     "model",
     "policy",
     "policy_version",
@@ -109,3 +110,45 @@ def test_what_is_not_known_is_null() -> None:
         *("response_token_ids", "response_logprobs", "reward", "reward_components", "reward_scopes"),
         *("return_to_go", "split"),
     ]
+
+
+def test_at_text_fidelity_the_parent_is_what_the_messages_go_on_from() -> None:
+    tape = Tape()
+    tape.start()
+    tape.call("a", chat_body("cat"), request=chat_request("q"))
+    tape.call("other", chat_body("fox"), request=chat_request("x"))
+    tape.call("b", chat_body("dog"), request=chat_request("q", "cat", "r"))
+    tape.call("edited", chat_body("emu"), request=chat_request("q", "hat", "r"))
+    told = [
+        (each.call_id, each.parent_call_id, each.fidelity) for each in assemble(tape.records)[0].transitions
+    ]
+    assert told == [
+        ("a", None, "text"),
+        ("other", None, "text"),
+        ("b", "a", "text"),
+        ("edited", None, "text"),
+    ]
+
+
+def test_ids_and_messages_are_never_mixed_for_a_parent() -> None:
+    tape = Tape()
+    tape.start()
+    tape.call("ids", chat_body("cat", prompt_ids=[1], ids=[[2]]), request=chat_request("q"))
+    tape.call("text", chat_body("dog"), request=chat_request("q", "cat", "r"))
+    assert [each.parent_call_id for each in assemble(tape.records)[0].transitions] == [None, None]
+
+
+def test_a_call_that_was_sent_after_the_end_is_late_and_kept() -> None:
+    tape = Tape()
+    tape.start()
+    early = tape.tick()
+    tape.end()
+    tape.call("answered after the end", begun=early)
+    tape.call("late")
+    tape.leave()
+    (episode,) = assemble(tape.records)
+    assert [(each.call_id, each.late) for each in episode.transitions] == [
+        ("answered after the end", False),
+        ("late", True),
+    ]
+    assert episode.complete

@@ -45,6 +45,7 @@ _REASONS: Final[Mapping[str, str]] = {
     "no_variance": "all that it is compared with is worth the same",
     "no_token_ids": "no engine told the token ids",
     "id_check_failed": "token ids, log probabilities and usage disagree",
+    "superseded_retry": "the call failed or was given up, and was made again",
     "error": "the call failed",
     "cancelled": "the caller gave up before the response was whole",
     "unreadable": "request or response is not what its API says",

@@ -64,7 +64,8 @@ def _assemble_rollout(
     items += [item for called, item in rollout.named_rewards if called in (0, attempt)]
     lineage = find_lineage(items)
     told = order_records(items, lineage)
-    start, end = _find_start(told), _find_end(told)
+    start, end_at = _find_start(told), _find_end(told)
+    end = None if end_at is None else told[end_at].record
     ordered, left_out = without_repeats(told)
     left_out["duplicate_span"] += rollout.duplicate_spans
     actions, without_transition = _read_calls(ordered, tokens)
@@ -98,7 +99,8 @@ def _assemble_rollout(
         return_=exact_sum(counted) if counted else None,
         calls_without_transition=dict(+(left_out + without_transition)),
     )
-    return replace(episode, transitions=build_transitions(episode, actions, concurrent, rewards))
+    late = _find_late(told, end_at, actions)
+    return replace(episode, transitions=build_transitions(episode, actions, concurrent, late, rewards))
 
 
 def _find_start(items: Sequence[SourcedRecord]) -> Record | None:
@@ -107,10 +109,18 @@ def _find_start(items: Sequence[SourcedRecord]) -> Record | None:
     return None if found is None else found.record
 
 
-def _find_end(items: Sequence[SourcedRecord]) -> Record | None:
-    ends = [item for item in items if item.record.HasField("rollout_end")]
-    found = max(ends, key=lambda item: (end_key(item.record), item.producer, item.seq), default=None)
-    return None if found is None else found.record
+def _find_end(items: Sequence[SourcedRecord]) -> int | None:
+    """The position of the end that counts."""
+    ends = [at for at, item in enumerate(items) if item.record.HasField("rollout_end")]
+    return max(
+        ends, key=lambda at: (end_key(items[at].record), items[at].producer, items[at].seq), default=None
+    )
+
+
+def _find_late(ordered: Sequence[SourcedRecord], end: int | None, calls: Sequence[CallView]) -> list[bool]:
+    """For each call whether it comes after the end in the order of the rollout."""
+    after = {(item.producer, item.seq) for item in ordered[end + 1 :]} if end is not None else set()
+    return [(call.producer, call.seq) in after for call in calls]
 
 
 def _read_metadata(start: Record | None, ordered: Sequence[SourcedRecord]) -> dict[str, Any]:

@@ -11,13 +11,14 @@ leaf, such that every sampled token is trained in exactly one of them:
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from lightning_sdk.mdp.breaks import Break, find_breaks
-from lightning_sdk.mdp.choices import find_parents
+from lightning_sdk.mdp.choices import ChoiceAt, find_parents
 from lightning_sdk.mdp.episode import Fidelity, Transition
-from lightning_sdk.mdp.messages import answer_of, digest_histories, extend_history, messages_of
+from lightning_sdk.mdp.message_links import SaidCall, find_message_parents
+from lightning_sdk.mdp.messages import answer_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,33 +175,32 @@ def _link_by_tokens(
         head = transitions[members[0]]
         choices = [_Choice(transitions[at].choice, transitions[at].response_token_ids) for at in members]
         calls.append(_Call(head.policy, head.model, head.prompt_token_ids, choices))
-    place = {
-        (number, transitions[at].choice): at
-        for number, members in enumerate(by_step.values())
-        for at in members
-    }
-    for members, parent in zip(by_step.values(), find_parents(calls), strict=True):
-        if parent is not None:
-            for at in members:
-                parents[at] = place[parent]
+    _set_parents(transitions, by_step.values(), find_parents(calls), parents)
 
 
 def _link_by_messages(
     transitions: Sequence[Transition], nodes: Sequence[int], parents: list[int | None]
 ) -> None:
-    ends: dict[tuple[str | None, bytes], int] = {}
-    added: list[tuple[tuple[str | None, bytes], int]] = []
-    step = None
+    by_step: dict[int, list[int]] = defaultdict(list)
     for at in nodes:
-        each = transitions[at]
-        if each.step != step:
-            # Choices of one call are not each other's past; of equal ones the lowest stays.
-            ends.update(reversed(added))
-            added, step = [], each.step
-        answer = answer_of(each)
-        if answer is None or not messages_of(each):
-            continue
-        key = each.policy or each.model
-        histories = digest_histories(each, reasoning=True)
-        parents[at] = next((ends[key, h] for h in reversed(histories) if (key, h) in ends), None)
-        added.append(((key, extend_history(histories[-1], answer, reasoning=True)), at))
+        by_step[transitions[at].step].append(at)
+    calls = []
+    for members in by_step.values():
+        head = transitions[members[0]]
+        answers = [(transitions[at].choice, answer_of(transitions[at]) or {}) for at in members]
+        calls.append(SaidCall(head.policy or head.model, head.observation, answers))
+    _set_parents(transitions, by_step.values(), find_message_parents(calls), parents)
+
+
+def _set_parents(
+    transitions: Sequence[Transition],
+    calls: Collection[Sequence[int]],
+    found: Sequence[ChoiceAt | None],
+    parents: list[int | None],
+) -> None:
+    """Note for the choices of each call what it extends."""
+    place = {(number, transitions[at].choice): at for number, members in enumerate(calls) for at in members}
+    for members, parent in zip(calls, found, strict=True):
+        if parent is not None:
+            for at in members:
+                parents[at] = place[parent]

@@ -18,6 +18,7 @@ Bound = Literal["call", "scope", "context", "rollout", "none"]
 Order = Literal["causal", "clock"]
 # Why a transition cannot be trained on by its tokens. Those of TEXT_ONLY come last: the others are told first.
 DropReason = Literal[
+    "superseded_retry",  # it failed or was given up, and was made again
     "error",  # the call failed
     "cancelled",  # the caller gave up before the response was whole
     "unreadable",  # request or response is not what its API says, or we do not know the API
@@ -52,10 +53,12 @@ class Transition:
     step: int
     call_id: str
     choice: int
-    # The call whose prompt and response this prompt extends, by exact token ids.
+    # The call whose prompt and response this prompt extends: by exact token ids, or at "text" fidelity by messages.
     parent_call_id: str | None
     next_call_id: str | None
     order: Order
+    # Sent after the rollout had ended, as by work that it left behind.
+    late: bool = False
     model: str | None
     policy: str | None
     # At the first and at the last sampled token.

@@ -7,15 +7,20 @@ gone, arguments of tools are written anew, text may come as a list of parts. Suc
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from lightning_sdk.mdp.episode import Transition
 
 # Fields of an answer in which servers put what was thought before it; most clients do not send them back.
 REASONING_FIELDS: Final = frozenset({"reasoning", "reasoning_content", "reasoning_details"})
 _DIGEST_BYTES: Final = 16
+# What goes into a prompt beside the messages.
+_BESIDE_MESSAGES: Final = ("tools", "chat_template_kwargs")
+# As many conversations as may take turns before their beginnings are digested anew.
+_REMEMBERED: Final = 8
 
 
 def digest_message(message: Mapping[str, Any], *, reasoning: bool) -> bytes:
@@ -33,21 +38,56 @@ def digest_message(message: Mapping[str, Any], *, reasoning: bool) -> bytes:
     return _digest(json.dumps(said, sort_keys=True, separators=(",", ":")).encode())
 
 
-def digest_histories(transition: Transition, *, reasoning: bool) -> list[bytes]:
+class Observed(Protocol):
+    """What has an observation: a transition, or what will be one."""
+
+    @property
+    def observation(self) -> Mapping[str, Any]: ...
+
+
+def digest_histories(transition: Observed, *, reasoning: bool) -> list[bytes]:
     """Digests of the first 0, 1, 2 ... messages of a transition's observation, one after the other.
 
     With `reasoning` they also tell apart what else goes into the prompt (tools, the template's arguments), so
     that equal digests mean equal prompts.
     """
-    beside = b""
-    if reasoning:
-        observation = transition.observation
-        rest = [observation.get(key) or None for key in ("tools", "chat_template_kwargs")]
-        beside = json.dumps(rest, sort_keys=True).encode()
-    histories = [_digest(beside)]
-    for message in messages_of(transition):
-        histories.append(extend_history(histories[-1], message, reasoning=reasoning))
-    return histories
+    return HistoryDigester(reasoning=reasoning).digest(transition)
+
+
+class HistoryDigester:
+    """`digest_histories` of one call after another; what begins as a recent one does is not digested again."""
+
+    def __init__(self, *, reasoning: bool) -> None:
+        """As for `digest_histories`."""
+        self._reasoning = reasoning
+        self._recent: deque[tuple[list[Any], Sequence[Mapping[str, Any]], list[bytes]]] = deque(
+            maxlen=_REMEMBERED
+        )
+
+    def digest(self, transition: Observed) -> list[bytes]:
+        """The digests of one."""
+        beside: list[Any] = []
+        if self._reasoning:
+            beside = [transition.observation.get(key) or None for key in _BESIDE_MESSAGES]
+        messages = messages_of(transition)
+        histories: list[bytes] = []
+        for known_beside, known_messages, known in self._recent:
+            if known_beside == beside:
+                same = _count_same(known_messages, messages)
+                if same >= len(histories):
+                    histories = known[: same + 1]
+        if not histories:
+            histories = [_digest(json.dumps(beside, sort_keys=True).encode() if beside else b"")]
+        for message in messages[len(histories) - 1 :]:
+            histories.append(extend_history(histories[-1], message, reasoning=self._reasoning))
+        self._recent.appendleft((beside, messages, histories))
+        return histories
+
+
+def _count_same(one: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]]) -> int:
+    """How many messages two lists have in common at their beginning."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((at for at, (mine, theirs) in pairs if mine != theirs), min(len(one), len(other)))
 
 
 def extend_history(history: bytes, message: Mapping[str, Any], *, reasoning: bool) -> bytes:
@@ -55,7 +95,7 @@ def extend_history(history: bytes, message: Mapping[str, Any], *, reasoning: boo
     return _digest(history + digest_message(message, reasoning=reasoning))
 
 
-def messages_of(transition: Transition) -> Sequence[Mapping[str, Any]]:
+def messages_of(transition: Observed) -> Sequence[Mapping[str, Any]]:
     """The messages of a transition's observation; none where they are not what they should be."""
     messages = transition.observation.get("messages")
     if isinstance(messages, list) and all(isinstance(message, Mapping) for message in messages):

@@ -11,6 +11,8 @@ from lightning_sdk.mdp.binding import BoundReward
 from lightning_sdk.mdp.calls import CallView, ChoiceView, says_nothing
 from lightning_sdk.mdp.choices import ChoiceAt, Use, find_parents, find_uses
 from lightning_sdk.mdp.episode import TEXT_ONLY, DropReason, Episode, Fidelity, Transition
+from lightning_sdk.mdp.message_links import SaidCall, find_message_parents
+from lightning_sdk.mdp.retries import find_superseded
 from lightning_sdk.mdp.rewards import RewardSum, returns_to_go
 
 _OBSERVATION_KEYS: Final = ("messages", "tools", "tool_choice", "response_format", "chat_template_kwargs")
@@ -24,6 +26,8 @@ class _Place:
     concurrent: bool
     parent_call_id: str | None
     next_call_id: str | None
+    late: bool
+    superseded: bool
     terminated: bool
     truncation_reason: str | None
     return_to_go: float | None
@@ -33,6 +37,7 @@ def build_transitions(
     episode: Episode,
     calls: Sequence[CallView],
     concurrent: Sequence[bool],
+    late: Sequence[bool],
     rewards: Sequence[BoundReward],
 ) -> list[Transition]:
     """A transition for each choice of each call; one for a call that has no choice.
@@ -43,10 +48,12 @@ def build_transitions(
         episode: what they share; it has none yet.
         calls: those that can be actions, in call order.
         concurrent: for each call whether its place is known by the clock only.
+        late: for each call whether it was sent after the rollout had ended.
         rewards: bound to positions in `calls`; replaced ones count nowhere.
     """
     counted = [reward for reward in rewards if not reward.event.replaced]
-    parents = find_parents(calls)
+    parents = _find_all_parents(calls)
+    superseded = find_superseded(calls, parents)
     named = {(reward.at, reward.event.choice) for reward in counted}
     uses = find_uses(
         calls, parents, {(at, choice) for at, choice in named if at is not None and choice is not None}
@@ -71,6 +78,8 @@ def build_transitions(
             concurrent=concurrent[at],
             parent_call_id=None if parent is None else calls[parent[0]].call_id,
             next_call_id=None if last else calls[at + 1].call_id,
+            late=late[at],
+            superseded=at in superseded,
             terminated=last and reason is None,
             truncation_reason=reason,
             return_to_go=None if to_go is None else to_go[at],
@@ -82,6 +91,23 @@ def build_transitions(
             use = "used" if choice is None else uses[at, choice.index]
             transitions.append(_transition(episode, call, choice, place, use, reward_sum))
     return transitions
+
+
+def _find_all_parents(calls: Sequence[CallView]) -> list[ChoiceAt | None]:
+    """What each call extends: by token ids where it has them, else by messages."""
+    parents = find_parents(calls)
+    said = [at for at, call in enumerate(calls) if call.prompt_token_ids is None]
+    if len(said) > 1:
+        found = find_message_parents(_said(calls[at]) for at in said)
+        for at, parent in zip(said, found, strict=True):
+            if parent is not None:
+                parents[at] = said[parent[0]], parent[1]
+    return parents
+
+
+def _said(call: CallView) -> SaidCall:
+    answers = [(choice.index, choice.message) for choice in call.choices]
+    return SaidCall(call.policy or call.model, _observation(call.request), answers)
 
 
 def _transition(
@@ -109,6 +135,7 @@ def _transition(
         parent_call_id=place.parent_call_id,
         next_call_id=place.next_call_id,
         order="clock" if place.concurrent else "causal",
+        late=place.late,
         model=call.model,
         policy=call.policy,
         policy_version=call.policy_version,
@@ -131,7 +158,7 @@ def _transition(
         truncated=place.truncation_reason is not None,
         truncation_reason=place.truncation_reason,
         outcome=episode.outcome,
-        drop_reason=_drop_reason(call, choice, use),
+        drop_reason="superseded_retry" if place.superseded else _drop_reason(call, choice, use),
         split=episode.split,
         metadata=episode.metadata,
     )

@@ -19,7 +19,9 @@ from lightning_sdk.mdp.episode import Episode, ToolEvent, Transition
 from lightning_sdk.mdp.messages import answer_of, digest_message
 
 # Nothing that the agent went on from.
-_NO_ACTION: Final = frozenset({"error", "cancelled", "unreadable", "unused_choice", "ambiguous_choice"})
+_NO_ACTION: Final = frozenset(
+    {"superseded_retry", "error", "cancelled", "unreadable", "unused_choice", "ambiguous_choice"}
+)
 _SAYING: Final = ("content", "tool_calls", "function_call", "refusal", "audio")
 
 
