@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import operator
 import os
 import sys
 from collections.abc import Callable
@@ -39,11 +40,10 @@ def load_agent(name: str) -> Callable[[Any], Any]:
         ) from None
     except (Exception, SystemExit) as error:
         raise AgentError(f"{name} cannot be imported: {type(error).__name__}: {error}") from error
-    for part in path.split("."):
-        try:
-            found = getattr(found, part)
-        except AttributeError:
-            raise AgentError(f"the module {module_name} has no {path!r}: it is there for {name}") from None
+    try:
+        found = operator.attrgetter(path)(found)
+    except AttributeError:
+        raise AgentError(f"the module {module_name} has no {path!r}, which {name} names") from None
     if not callable(found):
         raise AgentError(f"{name} is a {type(found).__name__}: expected a function of one argument, the task")
     agent: Callable[[Any], Any] = found

@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any, Final, Literal, TypeVar, get_args
 
 import orjson
@@ -64,7 +63,7 @@ class Job:
         Raises:
             WireError: it is something else.
         """
-        return _from_json(cls, data)
+        return _from_json(_JOBS, data)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +97,7 @@ class Result:
         Raises:
             WireError: it is something else.
         """
-        return _from_json(cls, data)
+        return _from_json(_RESULTS, data)
 
 
 def cancelled(job: Job, worker: str, message: str) -> Result:
@@ -131,15 +130,16 @@ def _to_json(value: Job | Result) -> bytes:
         raise WireError(f"{value.rollout_id!r} cannot be written as JSON: {error}") from None
 
 
-def _from_json(kind: type[_T], data: bytes | str) -> _T:
+def _from_json(adapter: TypeAdapter[_T], data: bytes | str) -> _T:
     try:
-        return _adapter(kind).validate_json(data, strict=True)
+        return adapter.validate_json(data, strict=True)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"])) or "it"
-        raise WireError(f"{len(data)} bytes are no {kind.__name__}: {where}: {first['msg']}") from None
+        raise WireError(
+            f"{len(data)} bytes are no job and no result of a job: {where}: {first['msg']}"
+        ) from None
 
 
-@cache
-def _adapter(kind: type[_T]) -> TypeAdapter[_T]:
-    return TypeAdapter(kind)
+_JOBS: Final = TypeAdapter(Job)
+_RESULTS: Final = TypeAdapter(Result)

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast, get_args
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
-from lightning_sdk.errors import RunError, WireError
+from lightning_sdk.errors import RunError
 from lightning_sdk.rollouts.job import Result
 from lightning_sdk.rollouts.lifecycle import FINAL, Life, State
 from lightning_sdk.rollouts.plan import PlannedGroup, PlannedRollout, extend_group
@@ -36,13 +36,14 @@ def restore(events: Iterable[Mapping[str, Any]]) -> Restored:
     """
     restored = Restored()
     rollouts: dict[str, PlannedRollout] = {}
-    for event in events:
-        try:
+    event: Mapping[str, Any] = {}
+    try:
+        for event in events:
             _apply(restored, rollouts, event)
-        except (KeyError, TypeError, ValueError, ValidationError, WireError) as error:
-            raise RunError(
-                f"the run's journal has a line that cannot be understood ({event.get('type')!r}: {error})"
-            ) from None
+    except (KeyError, TypeError, ValueError) as error:
+        raise RunError(
+            f"the run's journal has a line that cannot be understood ({event.get('type')!r}: {error})"
+        ) from None
     for group in restored.groups.values():
         for rollout in group.rollouts:
             if rollout.life.state == "running":

@@ -106,13 +106,15 @@ def _quietly(name: str | Path, read: Callable[[], Any]) -> Any:
 
 def _plain_rows(rows: Iterable[Any], name: str) -> Iterator[Any]:
     """Rows with nothing but JSON in them: times become ISO 8601, what is no number null."""
-    for number, row in enumerate(rows, 1):
-        try:
+    number = 1
+    try:
+        for row in rows:
             yield orjson.loads(orjson.dumps(row, option=orjson.OPT_SERIALIZE_NUMPY, default=_decimal))
-        except (TypeError, ValueError) as error:
-            raise ConfigError(
-                f"{name}, row {number} has a value that JSON does not have ({error}): drop that column"
-            ) from None
+            number += 1
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{name}, row {number} has a value that JSON does not have ({error}): drop that column"
+        ) from None
 
 
 def _decimal(value: Any) -> Any:

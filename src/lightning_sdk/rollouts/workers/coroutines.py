@@ -14,8 +14,8 @@ from lightning_sdk.rollouts.job import Job, Result, cancelled
 class AsyncWorkers:
     """See `Workers`. For asynchronous agents that mostly wait: thousands at once cost little.
 
-    Agents must be coroutine functions. A timeout and a cancellation cancel the coroutine. One that does not let itself
-    be cancelled, or that computes without awaiting, cannot be ended; its result says so after a while.
+    Agents must be coroutine functions. A timeout and a cancellation cancel the coroutine. One that does not let
+    itself be cancelled, or that computes without awaiting, cannot be ended; its result says so after a while.
     """
 
     kind: ClassVar[str] = "async"

@@ -61,7 +61,7 @@ class ThreadWorkers:
             )
 
     def close(self) -> None:
-        """See `Workers.close`. Threads whose agent still runs are left to themselves; they do not hold up the exit."""
+        """See `Workers.close`. Threads whose agent still runs are left, and do not hold up the exit."""
         with self._lock:
             self._pending.clear()
         for _ in range(self.capacity):
