@@ -4,6 +4,7 @@
    probability, advantage, policy version and call. What is not trained or not known says so.
 2. Tokens of a parent that another row trains are context here.
 3. A trained token weighs (1/R)(1/N_i): R rollouts of the update, N_i trained tokens of its rollout.
+4. Under dr_grpo it weighs (1/R)(1/L), L a constant that is asked for.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ import numpy as np
 import pytest
 
 from lightning_sdk.errors import ConfigError
-from lightning_sdk.mdp import Episode, assemble
-from lightning_sdk.mdp.sequences import build_rows, split_row, weight_rows
+from lightning_sdk.mdp import Episode, assemble, group_episodes
+from lightning_sdk.mdp.advantages import compute_advantages
+from lightning_sdk.mdp.packing import plan_updates
+from lightning_sdk.mdp.sequences import Row, build_rows, split_row, weight_rows
 from support.record_factory import Tape
 from support.row_factory import advantages_of
 
@@ -137,3 +140,54 @@ def test_rows_of_two_policies_are_no_update() -> None:
     rows = build_rows(advantages_of([*two_turns(), *assemble(tape.records)]))
     with pytest.raises(ConfigError, match="other, policy"):
         weight_rows(rows)
+
+
+def dr_grpo_rows() -> list[Row]:
+    """The rows of two rollouts of one group, of 3 and of 1 + 3 trained tokens, with the returns 1 and 0."""
+    tapes = [Tape("p", rollout="ro_1"), Tape("q", rollout="ro_2")]
+    policy_call(tapes[0], "pa", [1, 2], [3, 4])
+    policy_call(tapes[0], "pb", [1, 2, 3, 4, 5], [6])
+    policy_call(tapes[1], "x", [1], [2])
+    policy_call(tapes[1], "y", [9], [3, 4, 5])
+    for tape, value in zip(tapes, [1.0, 0.0], strict=True):
+        tape.reward(value, "rollout")
+        tape.end()
+    episodes = assemble(item for tape in tapes for item in tape.records)
+    return build_rows(compute_advantages(group_episodes(episodes), baseline="dr_grpo"))
+
+
+def test_under_dr_grpo_every_token_of_an_update_weighs_the_same() -> None:
+    rows = dr_grpo_rows()
+    # The mean of the returns is 0.5.
+    assert [set(row.advantages_T[row.loss_mask_T]) for row in rows] == [{0.5}, {-0.5}, {-0.5}]
+    # R = 2 rollouts, L = 10: 1 / (2 x 10), however many tokens a rollout has.
+    np.testing.assert_allclose(weight_rows(rows, constant_length=10), [0.05, 0.05, 0.05])
+    # (1/2) x (3 x 0.5 / 10 + 4 x -0.5 / 10): the longer rollout weighs more.
+    total = sum(
+        weight * row.advantages_T.sum()
+        for weight, row in zip(weight_rows(rows, constant_length=10), rows, strict=True)
+    )
+    assert total == pytest.approx(-0.025)
+
+
+def test_updates_keep_what_dr_grpo_asks_for() -> None:
+    first, second = plan_updates(dr_grpo_rows(), token_budget=10, rollouts_per_update=1, constant_length=10)
+    # R = 1 in each.
+    np.testing.assert_allclose(first.token_weight_R, [0.1])
+    np.testing.assert_allclose(second.token_weight_R, [0.1, 0.1])
+
+
+def test_a_constant_length_is_asked_for_where_it_counts_and_refused_where_it_does_not() -> None:
+    with pytest.raises(ConfigError, match="give constant_length"):
+        weight_rows(dr_grpo_rows())
+    with pytest.raises(ConfigError, match="give constant_length"):
+        plan_updates(dr_grpo_rows(), token_budget=10)
+    with pytest.raises(ConfigError, match="constant_length is 0"):
+        weight_rows(dr_grpo_rows(), constant_length=0)
+    with pytest.raises(ConfigError, match="constant_length=5 does nothing"):
+        weight_rows(build_rows(advantages_of(two_turns())), constant_length=5)
+
+
+def test_rows_with_two_kinds_of_loss_are_no_update() -> None:
+    with pytest.raises(ConfigError, match="rollout_mean and token_sum"):
+        weight_rows([*dr_grpo_rows(), *build_rows(advantages_of(two_turns("z", "ro_z")))], constant_length=5)

@@ -259,6 +259,9 @@ def _loss(calls: Sequence[CallWorth]) -> Iterator[RenderableType]:
         )
         if trained.weight is None:
             told += f"1/R = {wording.number(1 / trained.rollouts)}, over the constant length that the trainer sets"
+        elif trained.constant_length is not None:
+            weight = wording.number(trained.weight)
+            told += f"1/R x 1/L = 1/{trained.rollouts} x 1/{trained.constant_length} = {weight}"
         else:
             weight = wording.number(trained.weight)
             told += f"1/R x 1/N = 1/{trained.rollouts} x 1/{trained.rollout_tokens} = {weight}"

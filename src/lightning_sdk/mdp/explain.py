@@ -49,8 +49,10 @@ class TrainedTokens:
     # If the group is one update of the policy: rollouts with a trained token, and trained tokens of this one.
     rollouts: int
     rollout_tokens: int
-    # 1 / (rollouts * rollout_tokens). None where the baseline asks for a loss over a constant length.
+    # 1 / (rollouts * rollout_tokens); or 1 / (rollouts * constant_length) where the baseline asks for that, and None
+    # where it is not known.
     weight: float | None
+    constant_length: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +101,7 @@ def explain_rollout(
     credit: str | CreditFunction = "broadcast",
     baseline: str | BaselineFunction | None = None,
     selection: Selection | None = None,
+    constant_length: int | None = None,
 ) -> Explanation:
     """Explain one rollout.
 
@@ -109,6 +112,7 @@ def explain_rollout(
         credit: see `compute_advantages`.
         baseline: see `compute_advantages`. One that whitens over a batch is refused: a group is none.
         selection: which transitions are trained.
+        constant_length: of the loss that `dr_grpo` asks for, see `weight_rows`.
 
     Raises:
         ConfigError: the group has no such rollout; and see `compute_advantages`.
@@ -129,7 +133,7 @@ def explain_rollout(
     )
     at = found[0]
     table = advantages.table
-    trained = _trained_tokens(advantages, rollout_id)
+    trained = _trained_tokens(advantages, rollout_id, constant_length)
     compared = _comparisons(advantages, credited, based)
     return Explanation(
         episode=group.episodes[at],
@@ -206,7 +210,9 @@ def _skipped(against: Cell, baseline: Baseline) -> str | None:
     return NO_VARIANCE if equal else None
 
 
-def _trained_tokens(advantages: Advantages, rollout_id: str) -> dict[tuple[str, int], TrainedTokens]:
+def _trained_tokens(
+    advantages: Advantages, rollout_id: str, constant_length: int | None
+) -> dict[tuple[str, int], TrainedTokens]:
     """Of one rollout, by call and choice. None where the loss has calls without token ids: those are for text."""
     if any(
         trained and each.fidelity != "engine"
@@ -221,11 +227,10 @@ def _trained_tokens(advantages: Advantages, rollout_id: str) -> dict[tuple[str, 
         tokens: dict[str | None, int] = defaultdict(int)
         for row in rows:
             tokens[row.rollout_id] += row.trained_tokens
-        own = [
-            (row, weight)
-            for row, weight in zip(rows, weight_rows(rows).tolist(), strict=True)
-            if row.rollout_id == rollout_id
-        ]
+        weights: Sequence[float | None] = [None] * len(rows)
+        if advantages.aggregation == "rollout_mean" or constant_length is not None:
+            weights = weight_rows(rows, constant_length=constant_length).tolist()
+        own = [pair for pair in zip(rows, weights, strict=True) if pair[0].rollout_id == rollout_id]
         for number, (row, weight) in enumerate(own):
             for index, call in enumerate(row.calls):
                 places = (row.call_T == index).nonzero()[0]
@@ -236,6 +241,7 @@ def _trained_tokens(advantages: Advantages, rollout_id: str) -> dict[tuple[str, 
                     row_length=row.length,
                     rollouts=len(tokens),
                     rollout_tokens=tokens[rollout_id],
-                    weight=weight if advantages.aggregation == "rollout_mean" else None,
+                    weight=weight,
+                    constant_length=constant_length,
                 )
     return found

@@ -23,7 +23,8 @@ class Update:
     """One optimiser step of one policy. Axis: R rows.
 
     Attributes:
-        token_weight_R: what each trained token of a row weighs in the loss; over all of them it adds up to 1.
+        token_weight_R: what each trained token of a row weighs in the loss, see `weight_rows`; over all of them it
+            adds up to 1, unless the baseline asks for a constant length.
         micro_batches: indices into `rows`; each row is in one of them.
     """
 
@@ -52,7 +53,11 @@ class PackingStats:
 
 
 def plan_updates(
-    rows: Iterable[Row], *, token_budget: int, rollouts_per_update: int | None = None
+    rows: Iterable[Row],
+    *,
+    token_budget: int,
+    rollouts_per_update: int | None = None,
+    constant_length: int | None = None,
 ) -> list[Update]:
     """Part rows into updates of one policy each, of whole rollouts.
 
@@ -60,9 +65,10 @@ def plan_updates(
         rows: in any order. Rollouts are taken in the order of their first row.
         token_budget: of a micro-batch.
         rollouts_per_update: the last update of a policy may have fewer. None: all in one.
+        constant_length: see `weight_rows`.
 
     Raises:
-        ConfigError: a row that is longer than the budget, or a number that is not positive.
+        ConfigError: a row that is longer than the budget, or a number that is not positive; and see `weight_rows`.
     """
     if rollouts_per_update is not None and rollouts_per_update < 1:
         raise ConfigError(
@@ -83,7 +89,7 @@ def plan_updates(
                 Update(
                     policy=policy,
                     rows=members,
-                    token_weight_R=weight_rows(members),
+                    token_weight_R=weight_rows(members, constant_length=constant_length),
                     micro_batches=tuple(tuple(indices) for indices in bins),
                     packing=measure_packing(lengths, bins, token_budget),
                 )

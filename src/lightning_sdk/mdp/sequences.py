@@ -8,7 +8,7 @@ computed by call (a sequence-level ratio, an id check) does not change when call
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_sdk.errors import ConfigError
-from lightning_sdk.mdp.advantages import Advantages
+from lightning_sdk.mdp.advantages import Advantages, Aggregation
 from lightning_sdk.mdp.chains import Chain, ChainForest, build_chains
 from lightning_sdk.mdp.episode import Transition
 
@@ -46,6 +46,8 @@ class Row:
     call_T: NDArray[np.int32]
     calls: tuple[tuple[str, int], ...]
     fidelity: Literal["engine"] = "engine"
+    # How the losses of its tokens add up with those of the update's others.
+    aggregation: Aggregation = "rollout_mean"
 
     @property
     def length(self) -> int:
@@ -90,22 +92,31 @@ def build_rows(advantages: Advantages) -> list[Row]:
             continue
         forest = build_chains(table.transitions[calls.start : calls.stop])
         values = advantages.advantage_C[calls.start : calls.stop]
-        rows.extend(_build_row(forest, chain, trained, values) for chain in forest.lay_out(trained))
+        rows.extend(
+            _build_row(forest, chain, trained, values, advantages.aggregation)
+            for chain in forest.lay_out(trained)
+        )
     return rows
 
 
-def weight_rows(rows: Sequence[Row]) -> NDArray[np.float64]:
+def weight_rows(rows: Sequence[Row], *, constant_length: int | None = None) -> NDArray[np.float64]:
     """The weight of each trained token of a row in the loss of one update, shape (R,).
 
-    (1 / R_i)(1 / N_i): one over the rollouts with a trained token in the update, and one over the trained
-    tokens of the row's rollout in it. However a rollout is cut into rows, its tokens weigh 1 / rollouts
-    together, and those of the update 1.
+    With the aggregation "rollout_mean": (1 / R_i)(1 / N_i), one over the rollouts with a trained token in the update,
+    and one over the trained tokens of the row's rollout in it. However a rollout is cut into rows, its tokens weigh
+    1 / rollouts together, and those of the update 1.
+
+    With "token_sum", which `dr_grpo` asks for: 1 / (rollouts * constant_length), the same for every token of the
+    update, so that a long rollout weighs more than a short one.
 
     Args:
-        rows: all rows of one update: whole rollouts, of one policy.
+        rows: all rows of one update: whole rollouts, of one policy and one aggregation.
+        constant_length: what takes the place of N_i in "token_sum", the same in all updates: as published the most
+            tokens that may be sampled. It has no effect but on the size of the step. Not for "rollout_mean".
 
     Raises:
-        ConfigError: rows of several policies.
+        ConfigError: rows of several policies or aggregations; a constant length is missing, of no use, or not
+            positive.
     """
     policies = {row.policy for row in rows}
     if len(policies) > 1:
@@ -113,14 +124,37 @@ def weight_rows(rows: Sequence[Row]) -> NDArray[np.float64]:
         raise ConfigError(
             f"an update is a step of one policy, and these rows are of {names}; plan_updates parts them"
         )
+    _check_aggregation({row.aggregation for row in rows}, constant_length)
     tokens: dict[str | None, int] = defaultdict(int)
     for row in rows:
         tokens[row.rollout_id] += row.trained_tokens
     rollouts = sum(count > 0 for count in tokens.values())
     return np.array(
-        [1.0 / (rollouts * tokens[row.rollout_id]) if tokens[row.rollout_id] else 0.0 for row in rows],
+        [
+            1.0 / (rollouts * (constant_length or tokens[row.rollout_id])) if tokens[row.rollout_id] else 0.0
+            for row in rows
+        ],
         dtype=np.float64,
     )
+
+
+def _check_aggregation(aggregations: Collection[Aggregation], constant_length: int | None) -> None:
+    if len(aggregations) > 1:
+        raise ConfigError(
+            f"an update has one loss, and these rows want theirs added up by {' and '.join(sorted(aggregations))}; "
+            "give rows of one baseline"
+        )
+    if constant_length is not None and constant_length < 1:
+        raise ConfigError(f"constant_length is {constant_length}; give the most tokens that may be sampled")
+    if "token_sum" in aggregations and constant_length is None:
+        raise ConfigError(
+            "baseline dr_grpo asks for a loss over a constant length; give constant_length, such as the most tokens "
+            "that may be sampled, or take the baseline mean, which has the same advantage"
+        )
+    if "rollout_mean" in aggregations and constant_length is not None:
+        raise ConfigError(
+            f"constant_length={constant_length} does nothing here: only the baseline dr_grpo asks for a loss over one"
+        )
 
 
 def split_row(row: Row) -> Iterator[CallTokens]:
@@ -162,7 +196,11 @@ def refuse_fidelity(fidelity: str, transitions: Sequence[Transition], in_loss: S
 
 
 def _build_row(
-    forest: ChainForest, chain: Chain, trained: Sequence[bool], values: NDArray[np.float64]
+    forest: ChainForest,
+    chain: Chain,
+    trained: Sequence[bool],
+    values: NDArray[np.float64],
+    aggregation: Aggregation,
 ) -> Row:
     leaf = forest.transitions[chain.nodes[-1]]
     # Its prompt starts with all that came before it.
@@ -197,6 +235,7 @@ def _build_row(
         policy_versions_T=versions,
         call_T=call,
         calls=tuple(calls),
+        aggregation=aggregation,
     )
 
 
