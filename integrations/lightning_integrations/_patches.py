@@ -32,6 +32,15 @@ class Target:
     wrapper: Wrapper
 
 
+@dataclass(frozen=True, slots=True)
+class Addition:
+    """An attribute to add: `owner` must not define it."""
+
+    owner: Any
+    name: str
+    value: Any
+
+
 class _Patched(wrapt.FunctionWrapper):  # type: ignore[type-arg]  # generic in wrapt 2 only
     """A wrapper of ours, told from those of others by its class, with its own switch."""
 
@@ -46,11 +55,20 @@ class Patches:
     """A set of patches.
 
     Raises:
-        PluginError: an owner does not define its attribute. Nothing was changed.
+        PluginError: an owner does not define what is wrapped, or defines what is added. Nothing was changed.
     """
 
-    def __init__(self, targets: Sequence[Target]) -> None:
-        self._patches = [(target.owner, target.name, *_wrap(target)) for target in targets]
+    def __init__(self, targets: Sequence[Target | Addition]) -> None:
+        added = [target for target in targets if isinstance(target, Addition)]
+        for addition in added:
+            if addition.name in vars(addition.owner):
+                raise PluginError(f"{_name(addition)} is taken")
+        self._patches = [
+            (target.owner, target.name, *_wrap(target)) for target in targets if isinstance(target, Target)
+        ]
+        self._added = added
+        for addition in added:
+            setattr(addition.owner, addition.name, addition.value)
         for owner, name, _, ours in self._patches:
             setattr(owner, name, ours)
 
@@ -63,15 +81,20 @@ class Patches:
             ours._self_on = False
             if owner.__dict__.get(name) is ours:
                 setattr(owner, name, original)
+        for addition in self._added:
+            if vars(addition.owner).get(addition.name) is addition.value:
+                delattr(addition.owner, addition.name)
+
+
+def _name(target: Target | Addition) -> str:
+    return f"{target.owner.__module__}.{target.owner.__qualname__}.{target.name}"
 
 
 def _wrap(target: Target) -> tuple[Any, _Patched]:
     try:
         original = target.owner.__dict__[target.name]
     except KeyError:
-        raise PluginError(
-            f"{target.owner.__module__}.{target.owner.__qualname__} has no {target.name}"
-        ) from None
+        raise PluginError(f"there is no {_name(target)}") from None
     # What is left of an earlier installation, once those who had wrapped over it are gone.
     while isinstance(original, _Patched) and not original._self_on:
         original = original.__wrapped__
@@ -84,7 +107,7 @@ class Installation:
     One for each library, made where its module is imported, which lives as long as the process.
     """
 
-    def __init__(self, make_targets: Callable[[], Sequence[Target]]) -> None:
+    def __init__(self, make_targets: Callable[[], Sequence[Target | Addition]]) -> None:
         self._make_targets = make_targets
         self._lock = threading.Lock()
         self._patches: Patches | None = None

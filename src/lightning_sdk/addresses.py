@@ -66,8 +66,12 @@ def without_user(url: str) -> str:
     return scheme + separator + authority.rpartition("@")[2] + slash + path
 
 
-def checked_token(token: str) -> str:
+def checked_token(token: str, variable: str = "LIGHTNING_TOKEN") -> str:
     """A token that every client can send in a header.
+
+    Args:
+        token: what is to be sent.
+        variable: where it may come from, for the message.
 
     Raises:
         ConfigError: it is empty, or has other characters than printable ASCII, or spaces around it. The
@@ -76,7 +80,7 @@ def checked_token(token: str) -> str:
     if not (token.isascii() and token.isprintable() and token == token.strip() and token):
         raise ConfigError(
             "the token cannot be sent: it is empty, has spaces around it or characters other than printable "
-            "ASCII; check LIGHTNING_TOKEN, or what was given instead"
+            f"ASCII; check {variable}, or what was given instead"
         )
     return token
 

@@ -11,10 +11,12 @@
     ├── ExportError        (ValueError)    a dataset that cannot be made from what there is
     ├── PublishError       (RuntimeError)  weights that an endpoint did not take
     ├── AgentError         (ImportError)   an agent's function that cannot be imported
+    ├── RoutingError       (RuntimeError)  a call of a routed agent that cannot go to the policy endpoint
     └── RunError           (RuntimeError)  a run of rollouts or of training that cannot go on
 
 A message says what was found, what was expected and what to do: the command line prints it alone, on one
-line, and exits with 2. None of these ever reaches the agent's code from a patched library.
+line, and exits with 2. None of these ever reaches the agent's code from a patched library, but for RoutingError,
+and that only where routing was asked for.
 """
 
 from __future__ import annotations
@@ -62,6 +64,10 @@ class PublishError(LightningError, RuntimeError):
 
 class AgentError(LightningError, ImportError):
     """An agent's function that cannot be imported."""
+
+
+class RoutingError(LightningError, RuntimeError):
+    """A model call of a routed agent that cannot go to the policy endpoint. It was not made."""
 
 
 class RunError(LightningError, RuntimeError):

@@ -17,7 +17,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Protocol, runtime_checkable
+from urllib.parse import quote
 
 from lightning_sdk.errors import PluginError
 
@@ -33,7 +34,8 @@ CALL_ID_HEADER = "x-lightning-call-id"
 # What either takes from the other as a call id: bytes from outside.
 CALL_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 # What a call that a client routes to our policy endpoint says of itself, beside its call id. POLICY names the
-# policy that answers (absent: the endpoint's default), SPLIT the rollout's split, AGENT who calls.
+# policy that answers (absent: the endpoint's default), SPLIT the rollout's split, AGENT who calls (always there, maybe
+# empty). Percent-encoded where they are not visible ASCII.
 POLICY_HEADER = "x-lightning-policy"
 SPLIT_HEADER = "x-lightning-split"
 ROLLOUT_HEADER = "x-lightning-rollout"
@@ -44,7 +46,47 @@ TRAINING_SPLIT = "train"
 VALIDATION_AS_TRAINED_SPLIT = "validation-as-trained"
 SPLITS_SAMPLED_AS_TRAINED = frozenset({TRAINING_SPLIT, VALIDATION_AS_TRAINED_SPLIT})
 
+# Visible ASCII but for "%": stands for itself in a header.
+_PLAIN: Final = "".join(chr(code) for code in range(0x21, 0x7F) if chr(code) != "%")
+
 Undo = Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """Where the model calls of an agent go, instead of where its code sends them: to the policy endpoint."""
+
+    # Base URL of the endpoint, such as http://127.0.0.1:8000/v1.
+    endpoint: str
+    # What the endpoint asks for; None: nothing.
+    token: str | None = field(repr=False)
+    # None: the endpoint's default.
+    policy: str | None
+    split: str | None
+    rollout_id: str
+    agent: str
+
+    def url(self, path: str) -> str:
+        """Where a request goes; `path` is the API's, below the version, such as "chat/completions"."""
+        return f"{self.endpoint.rstrip('/')}/{path}"
+
+    def headers(self, call_id: str | None) -> dict[str, str]:
+        """All headers of the request but those that tell of its body: nothing of the agent's is among them.
+
+        Args:
+            call_id: that of the recording.
+        """
+        said = {
+            CALL_ID_HEADER: call_id,
+            POLICY_HEADER: self.policy,
+            SPLIT_HEADER: self.split,
+            ROLLOUT_HEADER: self.rollout_id,
+            AGENT_HEADER: self.agent,
+        }
+        headers = {name: quote(value, safe=_PLAIN) for name, value in said.items() if value is not None}
+        if self.token is not None:
+            headers["authorization"] = f"Bearer {self.token}"
+        return headers
 
 
 class CallRecording(Protocol):
@@ -96,6 +138,17 @@ class Recorder(Protocol):
 
         Returns:
             Its recording; None where nothing is to be recorded (outside any rollout): pass the call through.
+        """
+
+    def route(self) -> Route | None:
+        """Where the model calls of the present agent have to go; None: where the agent's code sends them.
+
+        An integration asks before each call. With a route it sends the request there, with the headers of the
+        route and none of the agent's, or raises RoutingError in the agent's code: no call of a routed agent
+        reaches another model.
+
+        Raises:
+            RoutingError: it cannot be told.
         """
 
     def fault(self, place: str, error: Exception) -> None:

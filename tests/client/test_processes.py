@@ -255,7 +255,7 @@ class Slow:
 import os, threading
 import slow_library, slow_plugins
 import lightning_sdk as ls
-from lightning_integrations.openai import _installation
+from lightning_integrations.openai import _patches
 from lightning_sdk import testing
 from lightning_sdk.client import faults, integrations, journal, runtime
 
@@ -265,7 +265,7 @@ slow_plugins.entered.wait()
 
 held = threading.Event()
 def hold():
-    with integrations._lock, testing._lock, runtime._lock, journal._lock, _installation._lock:
+    with integrations._lock, testing._lock, runtime._lock, journal._lock, _patches._installation._lock:
         held.set()
         slow_plugins.go_on.wait()
 holding = threading.Thread(target=hold)
@@ -283,7 +283,7 @@ else:
         assert slow_library.patched == 1
     with testing.capture():
         pass
-    undo = _installation.install(None)
+    undo = _patches.install(None)
     undo()
     assert faults.counters() == {}
     os._exit(0)

@@ -414,10 +414,11 @@ def test_the_url_of_an_azure_call_is_the_one_that_was_requested(recorder: Memory
 
 def test_other_requests_are_not_calls(recorder: MemoryRecorder) -> None:
     with FakeOpenAI() as server, openai.OpenAI(base_url=server.base_url, api_key="test") as client:
-        client.embeddings.create(model="fake", input="words", encoding_format="float")
         client.chat.completions.list()
+        with pytest.raises(openai.NotFoundError):
+            client.moderations.create(input="words")
 
-    assert len(server.exchanges) == 2
+    assert [exchange.method for exchange in server.exchanges] == ["GET"]
     assert recorder.calls == []
 
 
@@ -432,8 +433,10 @@ def test_a_request_made_inside_a_call_is_not_taken_for_an_attempt_of_it(recorder
             client.chat.completions.create(**ASK)
 
     assert [exchange.path for exchange in server.exchanges] == ["/v1/embeddings", "/v1/chat/completions"]
-    assert recorder.call.bodies == [server.exchanges[1].request]
-    assert recorder.call.response == server.exchanges[1].response
+    assert [call.api for call in recorder.calls] == ["embeddings", "chat.completions"]
+    for call, exchange in zip(recorder.calls, server.exchanges, strict=True):
+        assert call.bodies == [exchange.request]
+        assert call.response == exchange.response
 
 
 def test_outside_a_rollout_a_call_passes_through() -> None:

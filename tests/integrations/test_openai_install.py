@@ -216,7 +216,7 @@ def test_a_response_that_cannot_be_followed_is_recorded_as_an_error_and_still_re
         raise RuntimeError("a fault of ours")
 
     monkeypatch.delenv("LIGHTNING_STRICT")
-    monkeypatch.setattr("lightning_integrations.openai.OpenResponse", refuse)
+    monkeypatch.setattr("lightning_integrations._stainless.OpenResponse", refuse)
     memory = MemoryRecorder()
     undo = OpenAIIntegration().install(memory)
     with FakeOpenAI() as server, openai.OpenAI(base_url=server.base_url, api_key="test") as client:

@@ -19,7 +19,8 @@ Nothing in it is random and no time passes in it, unless `delay_s` says so: a te
 lets the reply `hold` and waits with `wait_for_requests`; `release` (or leaving the context) lets all go on.
 
 `POST .../chat/completions` under any prefix (Azure's too) is the API; `GET` of it lists nothing;
-`POST .../embeddings` answers one vector; the rest is 404.
+`POST .../embeddings` answers one vector; `.../completions`, `.../responses` and `.../messages` answer what
+`Reply.body` says; the rest is 404.
 """
 
 from __future__ import annotations
@@ -165,7 +166,7 @@ def _handler(fake: FakeOpenAI) -> type[BaseHTTPRequestHandler]:
                 usage = {"prompt_tokens": 1, "total_tokens": 1}
                 body = {"object": "list", "model": "fake", "data": [vector], "usage": usage}
                 self._send(exchange, 200, {}, body)
-            elif path.endswith("/chat/completions"):
+            elif path.endswith(("/completions", "/responses", "/messages")):
                 self._chat(exchange, fake._take(exchange))
             else:
                 self._send(exchange, 404, {}, {"error": {"message": "no such path"}})

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from lightning_sdk.client import faults
+from lightning_sdk.plugins import Route
 
 
 @dataclass(eq=False)
@@ -69,7 +70,14 @@ class MemoryCall:
 class MemoryRecorder:
     """A `Recorder`. With `recording=False` it is outside any rollout: nothing is to be recorded."""
 
-    def __init__(self, *, recording: bool = True, headers: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        recording: bool = True,
+        headers: Mapping[str, str] | None = None,
+        route: Route | None = None,
+    ) -> None:
+        self._route = route
         self.calls: list[MemoryCall] = []
         self.recording = recording
         self._headers = dict(headers or {})
@@ -88,6 +96,9 @@ class MemoryRecorder:
             call = MemoryCall(f"ca_{len(self.calls)}", integration, api, url, streamed, self._headers)
             self.calls.append(call)
             return call
+
+    def route(self) -> Route | None:
+        return self._route
 
     def fault(self, place: str, error: Exception) -> None:
         faults.report(place, error)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
 from lightning_sdk.addresses import checked_token, grpc_target, without_user
+from lightning_sdk.client.routing import AgentPolicies, agents_of_variable, checked_agents
 from lightning_sdk.client.urls import UrlPrefix
 from lightning_sdk.errors import ConfigError
 from lightning_sdk.home import Home, StrPath
@@ -31,6 +32,10 @@ class Config:
     redact: Callable[[bytes], bytes] | None
     # Base URL of our own policy endpoint, which gets call ids; "": none.
     policy_endpoint: str
+    # What that endpoint asks for.
+    policy_token: str | None = field(repr=False)
+    # Whose calls go to it, wherever their code sends them; (): nobody's.
+    agents: AgentPolicies
     # None: a fresh one for each init.
     run_id: str | None
     split: str | None
@@ -42,8 +47,9 @@ _OPTIONS = frozenset({"spool_dir", *(setting.name for setting in fields(Config))
 def load_config(**given: Any) -> Config:
     """Settle every setting: what is given, else its environment variable, else its default.
 
-    A value that is None counts as not given; `endpoint=""`, `policy_endpoint=""` and `integrations=()`
-    turn off what the environment sets. `LIGHTNING_INTEGRATIONS` is a list of names with commas, or "none".
+    A value that is None counts as not given; `endpoint=""`, `policy_endpoint=""`, `agents=""` and
+    `integrations=()` turn off what the environment sets. `LIGHTNING_INTEGRATIONS` is a list of names with
+    commas, or "none"; `LIGHTNING_AGENTS` is patterns, or a JSON object.
 
     Args:
         given: the options of `init`, by name.
@@ -90,6 +96,14 @@ def _settle(given: Mapping[str, Any], on_error: _OnError) -> Config:
     located = Home.locate(
         _checked_path("home", given.get("home")), spool=_checked_path("spool_dir", given.get("spool_dir"))
     )
+    policy_endpoint = settled(
+        lambda: _checked_policy_endpoint(_text(given, "policy_endpoint", empty_ok=True) or ""),
+        "",
+        "no request carries a call id",
+    )
+    integrations = settled(
+        lambda: _checked_integrations(given.get("integrations")), None, "all that are found are installed"
+    )
     redact = given.get("redact")
     if redact is not None and not callable(redact):
         raise ConfigError(f"redact={redact!r} cannot be called: expected a function from bytes to bytes")
@@ -101,15 +115,19 @@ def _settle(given: Mapping[str, Any], on_error: _OnError) -> Config:
         ),
         project=settled(lambda: _name(given, "project"), None, 'the project is "default"') or "default",
         home=located,
-        integrations=settled(
-            lambda: _checked_integrations(given.get("integrations")), None, "all that are found are installed"
-        ),
-        token=settled(lambda: _checked_token(given), None, "no token is sent"),
+        integrations=integrations,
+        token=settled(lambda: _checked_token(given, "token"), None, "no token is sent"),
         redact=redact,
-        policy_endpoint=settled(
-            lambda: _checked_policy_endpoint(_text(given, "policy_endpoint", empty_ok=True) or ""),
-            "",
-            "no request carries a call id",
+        policy_endpoint=policy_endpoint,
+        policy_token=settled(
+            lambda: _checked_policy_token(given, policy_endpoint),
+            None,
+            "no token is sent to the policy endpoint",
+        ),
+        agents=settled(
+            lambda: _checked_agents(given, policy_endpoint, integrations),
+            (),
+            "no call is routed, every agent keeps its own model",
         ),
         run_id=settled(lambda: _name(given, "run_id"), None, "the run gets a fresh id"),
         split=settled(lambda: _name(given, "split"), None, "rollouts are of no split"),
@@ -154,9 +172,45 @@ def _checked_endpoint(endpoint: str) -> str:
     return endpoint
 
 
-def _checked_token(given: Mapping[str, Any]) -> str | None:
-    token = _text(given, "token")
-    return None if token is None else checked_token(token)
+def _checked_token(given: Mapping[str, Any], name: str) -> str | None:
+    token = given.get(name)
+    if token is None:
+        token = os.environ.get(_variable(name)) or None
+    elif not isinstance(token, str):
+        # It may be a secret all the same.
+        raise ConfigError(f"{name} is a {type(token).__name__}: expected a string")
+    return None if token is None else checked_token(token, _variable(name))
+
+
+def _checked_policy_token(given: Mapping[str, Any], policy_endpoint: str) -> str | None:
+    if given.get("policy_token") is not None and not policy_endpoint:
+        raise ConfigError("policy_token is given without a policy_endpoint: give both, or neither")
+    return _checked_token(given, "policy_token")
+
+
+def _checked_agents(
+    given: Mapping[str, Any], policy_endpoint: str, integrations: tuple[str, ...] | None
+) -> AgentPolicies:
+    option = given.get("agents")
+    agents = (
+        agents_of_variable(os.environ.get(_variable("agents"), ""))
+        if option is None
+        else checked_agents(option)
+    )
+    if not agents:
+        return ()
+    named = "|".join(pattern for pattern, _ in agents)
+    if not policy_endpoint:
+        raise ConfigError(
+            f"agents={named!r} has nowhere to send their calls: give policy_endpoint, the base URL of the policy "
+            "endpoint, such as http://127.0.0.1:8000/v1"
+        )
+    if integrations == ():
+        raise ConfigError(
+            f"agents={named!r} cannot be routed without an integration: name the one of their model's SDK in "
+            "integrations, or leave that out"
+        )
+    return agents
 
 
 def _checked_policy_endpoint(url: str) -> str:

@@ -12,8 +12,9 @@ from lightning_sdk.client.otel import active_ids
 from lightning_sdk.client.redact import redact
 from lightning_sdk.client.segments import MAX_RECORD_BYTES
 from lightning_sdk.client.urls import public_url
+from lightning_sdk.errors import RoutingError
 from lightning_sdk.ids import new_id
-from lightning_sdk.plugins import CALL_ID, CALL_ID_HEADER
+from lightning_sdk.plugins import CALL_ID, CALL_ID_HEADER, Route
 from lightning_sdk.records import OUTCOMES, Call, OutcomeName, Record
 
 # What a record may hold beside the rest of it; a redaction is never much longer than what it replaces.
@@ -44,6 +45,20 @@ class ProcessRecorder:
                 receiver, current, integration=integration, api=api, url=url, streamed=streamed
             )
         return None
+
+    def route(self) -> Route | None:
+        """See `plugins.Recorder`. Outside any rollout there is no agent, and nothing is routed."""
+        current = scope.current()
+        if current is None:
+            return None
+        try:
+            routing = runtime.routing_for(current.rollout)
+            return None if routing is None else routing.route(current)
+        except Exception as error:
+            faults.report("route", error)
+            raise RoutingError(
+                f"where to send the model calls of agent {current.agent!r} cannot be told ({error}): please report it"
+            ) from error
 
     def fault(self, place: str, error: Exception) -> None:
         """See `plugins.Recorder`."""

@@ -14,12 +14,13 @@ import atexit
 import os
 import threading
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Protocol
 
 from lightning_sdk.client import faults
 from lightning_sdk.client.config import Config, load_config, load_environment
+from lightning_sdk.client.routing import Routing
 from lightning_sdk.client.urls import UrlPrefix
 from lightning_sdk.home import StrPath
 from lightning_sdk.ids import new_id
@@ -60,6 +61,11 @@ class Runtime:
         self.explicit = explicit
         self.run_id = config.run_id or new_id("run")
         self.policy_prefix = UrlPrefix(config.policy_endpoint) if config.policy_endpoint else None
+        self.routing = (
+            Routing(endpoint=config.policy_endpoint, token=config.policy_token, agents=config.agents)
+            if config.agents
+            else None
+        )
         self.closed = False
         # Rollouts in which scopes are open here. Changes only under the journal's lock.
         self.joined: dict[Rollout, Membership] = {}
@@ -200,6 +206,8 @@ def init(
     token: str | None = None,
     redact: Callable[[bytes], bytes] | None = None,
     policy_endpoint: str | None = None,
+    policy_token: str | None = None,
+    agents: str | Mapping[str, str | None] | None = None,
     run_id: str | None = None,
     split: str | None = None,
 ) -> None:
@@ -220,6 +228,10 @@ def init(
         redact: called with each body before it is written, after the built-in patterns.
         policy_endpoint: base URL of the policy endpoint that serves the trained model, such as
             `http://127.0.0.1:8000/v1`. Only requests to it carry a call id.
+        policy_token: what the policy endpoint asks for. Only calls of `agents` carry it.
+        agents: whose model calls go to the policy endpoint, wherever their code sends them: patterns of agents'
+            names (`"writer|rewriter"`, `"*"`), or a mapping from such to the names of policies there; the
+            first that matches counts. The others keep their model. Default: none.
         run_id: the run that rollouts belong to. Default: a fresh one.
         split: the part of a data set that rollouts belong to, such as "train".
 
@@ -274,6 +286,19 @@ def active_for(rollout: Rollout) -> Runtime:
     if origin.captured and origin not in captures:
         return origin
     return captures[-1] if captures else _active or origin
+
+
+def routing_for(rollout: Rollout) -> Routing | None:
+    """Whose calls are routed now, of those in `rollout`.
+
+    In a capture that is what an explicit `init` asked for, never what the environment says: a test of an agent
+    talks to the model that the test names.
+    """
+    receiver = active_for(rollout)
+    if not receiver.captured:
+        return receiver.routing
+    configured = _active
+    return configured.routing if configured is not None and configured.explicit else None
 
 
 def innermost_capture() -> Runtime | None:

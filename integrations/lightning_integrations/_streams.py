@@ -1,8 +1,8 @@
-"""The OpenAI responses whose bodies are read after the call has returned, and how each comes to its end.
+"""The responses of a model's SDK whose bodies are read after the call has returned, and how each comes to its end.
 
 `OpenResponse` follows one such response. There are two ways to see what the agent reads from it:
 
-* the SDK builds a `Stream`: `stream_class` derives a class from the one that was asked for, which shows each
+* the SDK builds a `Stream`: `StreamClasses` derives a class from the one that was asked for, which shows each
   server-sent event as it is decoded. Nothing is parsed or copied.
 * the agent may read the response by itself (`with_streaming_response`, `with_raw_response` of a stream): the
   bytes that `iter_bytes` yields are kept until a `Stream` is built after all. Every reading method of the
@@ -19,6 +19,7 @@ import types
 import typing
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ _DONE = "[DONE]"
 # Takes an error of our own: `Recorder.fault`.
 Fault = Callable[[str, Exception], None]
 
-_stream_classes: dict[Any, type | None] = {}
+_shown_classes: dict[Any, type | None] = {}
 
 
 def outcome_of(error: BaseException) -> OutcomeName:
@@ -60,7 +61,7 @@ class _Ending:
         try:
             outcome = self._hand_over(outcome)
         except Exception as error_of_ours:
-            self.fault("openai response", error_of_ours)
+            self.fault("model response", error_of_ours)
         finally:
             self.recording.finish(outcome, error)
         return True
@@ -130,7 +131,7 @@ class OpenResponse:
             if data.startswith(_DONE):
                 self.finish("ok")
         except Exception as error:
-            self.fault("openai stream", error)
+            self.fault("model stream", error)
         return event
 
     def finish(self, outcome: OutcomeName, error: BaseException | None = None) -> None:
@@ -293,45 +294,52 @@ def _follow(stream: Any, reading: type[_Reading] | type[_AsyncReading]) -> None:
     if opened is None:
         return
     try:
-        stream._iterator = reading(stream._iterator, opened)
+        # First: some SDKs make their iterator from a copy of the stream.
         stream._lightning = opened
+        stream._iterator = reading(stream._iterator, opened)
         opened.leave_body()
     except Exception as error:
-        opened.fault("openai stream", error)
+        opened.fault("model stream", error)
 
 
-def stream_class(base: Any) -> type | None:
-    """A class that behaves and looks like `base` and shows its events; one for each `base`.
+@dataclass(frozen=True, slots=True)
+class StreamClasses:
+    """`Stream` and `AsyncStream` of one SDK."""
 
-    Args:
-        base: `Stream[Chunk]`, `AsyncStream[Chunk]`, or a class derived from one of those.
+    plain: Any
+    asynchronous: Any
 
-    Returns:
-        None where none can be derived: no base, or a generic class of the user's, whose argument the SDK
-        finds in no further class.
-    """
-    try:
-        return _stream_classes[base]
-    except KeyError:
-        derived = _stream_classes[base] = _derive(base)
+    def shown(self, base: Any) -> type | None:
+        """A class that behaves and looks like `base` and shows its events; one for each `base`.
+
+        Args:
+            base: `Stream[Chunk]`, `AsyncStream[Chunk]`, or a class derived from one of those.
+
+        Returns:
+            None where none can be derived: no base, or a generic class of the user's, whose argument the SDK
+            finds in no further class.
+        """
+        try:
+            return _shown_classes[base]
+        except KeyError:
+            derived = _shown_classes[base] = self._derive(base)
+            return derived
+
+    def _derive(self, base: Any) -> type | None:
+        origin = typing.get_origin(base)
+        if origin not in (None, self.plain, self.asynchronous):
+            return None
+        plain = origin or base
+        if not isinstance(plain, type) or not issubclass(plain, (self.plain, self.asynchronous)):
+            return None
+        if issubclass(plain, (_ShownStream, _ShownAsyncStream)):
+            return plain
+        shown = _ShownAsyncStream if issubclass(plain, self.asynchronous) else _ShownStream
+        names = {"__module__": plain.__module__, "__qualname__": plain.__qualname__, "__doc__": plain.__doc__}
+        derived = types.new_class(
+            plain.__name__, (shown, base), {}, lambda namespace: namespace.update(names)
+        )
+        if origin is not None:
+            # Where the SDK looks for the type of the chunks; it expects nothing else there.
+            derived.__orig_bases__ = (base,)  # type: ignore[attr-defined]
         return derived
-
-
-def _derive(base: Any) -> type | None:
-    import openai
-
-    origin = typing.get_origin(base)
-    if origin not in (None, openai.Stream, openai.AsyncStream):
-        return None
-    plain = origin or base
-    if not isinstance(plain, type) or not issubclass(plain, (openai.Stream, openai.AsyncStream)):
-        return None
-    if issubclass(plain, (_ShownStream, _ShownAsyncStream)):
-        return plain
-    shown = _ShownAsyncStream if issubclass(plain, openai.AsyncStream) else _ShownStream
-    names = {"__module__": plain.__module__, "__qualname__": plain.__qualname__, "__doc__": plain.__doc__}
-    derived = types.new_class(plain.__name__, (shown, base), {}, lambda namespace: namespace.update(names))
-    if origin is not None:
-        # Where the SDK looks for the type of the chunks; it expects nothing else there.
-        derived.__orig_bases__ = (base,)  # type: ignore[attr-defined]
-    return derived
