@@ -34,8 +34,8 @@ CALL_ID_HEADER = "x-lightning-call-id"
 # What either takes from the other as a call id: bytes from outside.
 CALL_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 # What a call that a client routes to our policy endpoint says of itself, beside its call id. POLICY names the
-# policy that answers (absent: the endpoint's default), SPLIT the rollout's split, AGENT who calls (always there, maybe
-# empty). Percent-encoded where they are not visible ASCII.
+# policy that answers (absent: the endpoint's default), SPLIT the rollout's split, AGENT who calls (always there,
+# maybe empty). Percent-encoded where they are not visible ASCII.
 POLICY_HEADER = "x-lightning-policy"
 SPLIT_HEADER = "x-lightning-split"
 ROLLOUT_HEADER = "x-lightning-rollout"

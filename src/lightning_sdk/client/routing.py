@@ -77,8 +77,8 @@ def _checked_policy(patterns: str, policy: Any) -> str | None:
         return None
     if not isinstance(policy, str) or not _POLICY_NAME.fullmatch(policy):
         raise ConfigError(
-            f"agents sends {patterns!r} to the policy {policy!r}: expected a name of visible ASCII characters without %, or "
-            "None for the endpoint's default"
+            f"agents sends {patterns!r} to the policy {policy!r}: expected a name of visible ASCII characters "
+            "without %, or None for the endpoint's default"
         )
     return policy
 
