@@ -23,6 +23,7 @@ from lightning_sdk.mdp.air import (
     Finding,
     Function,
     InvalidArguments,
+    RefusedHandoff,
     RepeatedAction,
     Rule,
     SqlError,
@@ -182,6 +183,77 @@ def test_a_complaint_of_the_database_is_found(fields: dict[str, Any], is_found: 
     assert bool(found(made, SqlError(weight=-1))) == is_found
 
 
+def handing_over(*replies: tuple[str, str], name: str = "transfer_to_critic") -> Episode:
+    """A rollout that asks for hand-offs in its first call, and goes on with what was replied, by id."""
+    first, second = calls(asks(*[(name, {})] * len(replies)), says("Then I do it"))
+    for each, (id_, _) in zip(first.action["message"]["tool_calls"], replies, strict=True):
+        each["id"] = id_
+    told = [{"role": "tool", "tool_call_id": id_, "content": said} for id_, said in replies]
+    messages = [*first.observation["messages"], first.action["message"], *told]
+    return rollout([first, replace(second, observation={"messages": messages})])
+
+
+@pytest.mark.parametrize(
+    ("said", "is_found"),
+    [
+        ("Multiple handoffs detected, ignoring this one.", True),
+        ("Error: transfer_to_critic is not a valid tool, try one of [search].", True),
+        ("The critic is NOT AVAILABLE", True),
+        ([{"type": "text", "text": "Hand-off rejected"}], True),
+        ('{"assistant": "critic"}', False),
+        ("Transferred to critic. Adopt its persona at once.", False),
+        ("The critic writes: " + "rejected " * 200, False),
+        (None, False),
+    ],
+)
+def test_a_refused_hand_off_is_found_in_what_the_next_request_tells(said: Any, is_found: bool) -> None:
+    text = said if isinstance(said, str) else "Hand-off rejected"
+    expected = [("ca_0", f"hand-off transfer_to_critic: {text}")] if is_found else []
+    assert found(handing_over(("id_1", said)), RefusedHandoff(weight=-1)) == expected
+
+
+def test_each_refused_hand_off_counts_once_however_it_was_seen() -> None:
+    made = handing_over(("id_1", "refused"), ("id_2", "refused"), ("id_3", '{"assistant": "critic"}'))
+    assert len(found(made, RefusedHandoff(weight=-1))) == 2
+    traced = [tool("transfer_to_critic", start_ns=at(110), arguments={}, result="refused")]
+    assert len(found(replace(made, tools=traced), RefusedHandoff(weight=-1))) == 2
+
+
+def test_a_hand_off_whose_tool_raised_is_refused() -> None:
+    first, second = calls(asks(("handoff", {"to": "critic"})), says("Then I do it"))
+    made = rollout(
+        [first, second], tools=[failed("handoff", 110, {"to": "critic"}, error="KeyError: critic")]
+    )
+    assert found(made, RefusedHandoff(weight=-1)) == [("ca_0", "hand-off handoff: KeyError: critic")]
+
+
+def test_other_tools_and_other_words_are_no_refused_hand_off_unless_it_is_said() -> None:
+    made = handing_over(("id_1", "busy"), name="ask_colleague")
+    assert found(made, RefusedHandoff(weight=-1)) == []
+    assert found(made, RefusedHandoff(weight=-1, tools="ask_*")) == []
+    assert len(found(made, RefusedHandoff(weight=-1, tools="ask_*", refusal="^busy$"))) == 1
+
+
+def test_the_reply_to_another_request_with_the_same_id_is_not_taken_for_its_own() -> None:
+    # The server counts its ids from 0 in every answer.
+    made = handing_over(("call_0", "refused"))
+    first, second = made.transitions
+    again = replace(second, call_id="ca_2", step=2, action=first.action, start_ns=at(400), end_ns=at(500))
+    last = replace(second, call_id="ca_3", step=3, start_ns=at(600), end_ns=at(700))
+    # What ca_2 asked was never answered: ca_3 still has the first reply only.
+    assert [call for call, _ in found(rollout([first, second, again, last]), RefusedHandoff(weight=-1))] == [
+        "ca_0"
+    ]
+
+
+def test_an_agent_with_other_instructions_may_tell_the_reply() -> None:
+    made = handing_over(("id_1", "refused"))
+    first, second = made.transitions
+    rewritten = [{"role": "tool", "tool_call_id": "id_1", "content": "refused"}]
+    other = replace(second, observation={"messages": rewritten})
+    assert len(found(rollout([first, other]), RefusedHandoff(weight=-1))) == 1
+
+
 def test_the_same_action_again_is_found() -> None:
     tea, milk = ("search", {"q": "tea"}), ("search", {"q": "milk"})
     made = rollout(calls(asks(tea), asks(tea), asks(milk), asks(tea), says("tea"), says("tea")))
@@ -316,6 +388,9 @@ def test_rules_are_declared_in_tables() -> None:
         ({"weight": 1, "tools": ["a"]}, "give a pattern"),
         ({"weight": 1, "rule": "tool_eror"}, "no AIR rule 'tool_eror'; rule = is one of tool_error"),
         ({"weight": 1, "rule": "repeated_action", "within": 0}, "give at least 1"),
+        ({"weight": 1, "rule": "refused_handoff", "refusal": "(no"}, "no regular expression"),
+        ({"weight": 1, "rule": "refused_handoff", "refusal": 3}, "no regular expression"),
+        ({"weight": 1, "rule": "refused_handoff", "tools": 3}, "give a pattern"),
         ({"weight": 1, "rule": "function"}, "has no function"),
         ({"weight": 1, "rule": "function", "function": "posixpath"}, "give 'package.module:function'"),
         ({"weight": 1, "rule": "function", "function": "posixpath:nothing"}, "cannot be imported"),

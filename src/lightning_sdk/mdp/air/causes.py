@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from lightning_sdk.errors import WireError
 from lightning_sdk.mdp.episode import ScopeSpan, ToolEvent, Transition
 from lightning_sdk.mdp.json_text import parse_json
-from lightning_sdk.mdp.messages import answer_of
+from lightning_sdk.mdp.messages import answer_of, messages_of
 
 
 class Requests:
@@ -52,6 +55,63 @@ class Requests:
             depths[scope_id] = len(depths)
             scope_id = self._parents.get(scope_id)
         return depths
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What a tool answered, as a later request tells it."""
+
+    action: Transition
+    tool: str
+    said: str
+
+
+def find_replies(
+    actions: Iterable[Transition], transitions: Iterable[Transition], is_wanted: Callable[[str], bool]
+) -> Iterator[Reply]:
+    """For each tool that an action asked for by an id the answer in the first later request that has one.
+
+    That is a message with the id behind what the action was asked; or, where the messages are others by now (another
+    agent's instructions), anywhere, if the action had not seen the id before: some servers repeat them.
+
+    Args:
+        actions: which may have asked.
+        transitions: of the rollout, in call order.
+        is_wanted: whether a tool of this name is looked for.
+    """
+    asked = [
+        (action, name, tool) for action in actions for name, tool in _requested_ids(action) if is_wanted(tool)
+    ]
+    if not asked:
+        return
+    told: dict[str, list[tuple[int, int, str]]] = defaultdict(list)
+    for each in transitions:
+        for at, message in enumerate(messages_of(each)):
+            if message.get("role") == "tool" and isinstance(message.get("tool_call_id"), str):
+                told[message["tool_call_id"]].append((each.step, at, _text_of(message.get("content"))))
+    for action, name, tool in asked:
+        places = told[name]
+        is_old = any(message.get("tool_call_id") == name for message in messages_of(action))
+        for _, at, said in places[bisect_right(places, action.step, key=lambda place: place[0]) :]:
+            if at > len(messages_of(action)) or not is_old:
+                yield Reply(action, tool, said)
+                break
+
+
+def _requested_ids(action: Transition) -> Iterator[tuple[str, str]]:
+    """Id and name of each tool that an answer asks for by an id."""
+    asked = (answer_of(action) or {}).get("tool_calls")
+    for each in asked if isinstance(asked, list) else ():
+        function = each.get("function") if isinstance(each, Mapping) else None
+        if isinstance(function, Mapping) and isinstance(each.get("id"), str):
+            yield each["id"], str(function.get("name") or "")
+
+
+def _text_of(content: Any) -> str:
+    """The text of a message's content, which may be in parts."""
+    parts = content if isinstance(content, list) else [content]
+    texts = [each.get("text") if isinstance(each, Mapping) else each for each in parts]
+    return "".join(each for each in texts if isinstance(each, str))
 
 
 def requested_tools(action: Transition) -> Iterator[tuple[str, Any]]:

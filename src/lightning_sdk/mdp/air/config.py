@@ -12,6 +12,7 @@ from lightning_sdk.mdp.air.rules import (
     EmptyAnswer,
     Function,
     InvalidArguments,
+    RefusedHandoff,
     RepeatedAction,
     Rule,
     SqlError,
@@ -25,6 +26,7 @@ _RULES: Final[Mapping[str, Any]] = {
     "unparsable_output": UnparsableOutput,
     "sql_error": SqlError,
     "repeated_action": RepeatedAction,
+    "refused_handoff": RefusedHandoff,
     "empty_answer": EmptyAnswer,
     "function": Function,
 }

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Final, Protocol
 
 from lightning_sdk.errors import ConfigError
-from lightning_sdk.mdp.air.causes import Requests, read_arguments, requested_tools
+from lightning_sdk.mdp.air.causes import Requests, find_replies, read_arguments, requested_tools
 from lightning_sdk.mdp.episode import Episode, ToolEvent, Transition
 from lightning_sdk.mdp.messages import answer_of, digest_message
 
@@ -178,6 +178,63 @@ class EmptyAnswer(_Weighted):
                 yield Finding(action.call_id, action.choice, "nothing was answered")
 
 
+# Names that frameworks give the tools by which one agent hands over to another.
+HANDOFF_TOOLS: Final = "transfer_to_*|transfer_back_to_*|handoff*|hand_off*|delegate_to_*"
+# How they say that nobody took over: no such agent, one at a time, not allowed.
+REFUSAL: Final = (
+    r"refus|reject|declin|denied|unavailable|ignoring this|not a valid tool|unknown agent|no such agent"
+    r"|(not|isn't|aren't|n't be) (allowed|permitted|available|found|accepted|possible)"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RefusedHandoff(_Weighted):
+    """An agent asked for a hand-off to another one, and was refused: the tool raised, or answered with a refusal.
+
+    The answer is that of the traced tool, or the tool's message in a later request of the rollout.
+
+    Attributes:
+        tools: names of the tools that hand off, as in `ToolError`.
+        refusal: a regular expression that a refusal has in it, whatever the case. An answer of more than 1,000
+            characters is no refusal but what the other agent said.
+    """
+
+    name: str = "refused_handoff"
+    tools: str = HANDOFF_TOOLS
+    refusal: str = REFUSAL
+
+    def __post_init__(self) -> None:
+        """Refuse an expression that cannot be used."""
+        _Weighted.__post_init__(self)
+        try:
+            re.compile(self.refusal)
+        except (re.error, TypeError) as error:
+            raise ConfigError(
+                f"refusal is {self.refusal!r} for the AIR rule {self.name!r}, no regular expression ({error})"
+            ) from None
+
+    def find(self, episode: Episode) -> Iterator[Finding]:
+        """One for each hand-off, whether it was seen as a tool, in a message or both ways."""
+        refusal = re.compile(self.refusal, re.IGNORECASE)
+        actions = _actions(episode)
+        requests = Requests(actions, episode.scopes)
+        traced: Counter[tuple[str | None, str]] = Counter()
+        for tool in _chosen(episode, self.tools):
+            said = tool.error or "an error" if tool.outcome == "error" else _complaint(tool.result)
+            if said and (tool.outcome == "error" or refusal.search(said)):
+                found = _caused(requests, tool, f"hand-off {tool.name}: {said}")
+                traced[found.call_id, tool.name] += 1
+                yield found
+        for reply in find_replies(actions, episode.transitions, lambda name: _matches(name, self.tools)):
+            said = _complaint(reply.said)
+            if not said or not refusal.search(said):
+                continue
+            key = (reply.action.call_id, reply.tool)
+            traced[key] -= 1
+            if traced[key] < 0:
+                yield Finding(key[0], reply.action.choice, f"hand-off {reply.tool}: {said}")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Function(_Weighted):
     """A function of the user's, from an episode to findings."""
@@ -208,8 +265,12 @@ def _actions(episode: Episode) -> list[Transition]:
 
 def _chosen(episode: Episode, pattern: str | None) -> Iterator[ToolEvent]:
     for tool in episode.tools:
-        if pattern is None or any(fnmatchcase(tool.name, each.strip()) for each in pattern.split("|")):
+        if pattern is None or _matches(tool.name, pattern):
             yield tool
+
+
+def _matches(name: str, pattern: str) -> bool:
+    return any(fnmatchcase(name, each.strip()) for each in pattern.split("|"))
 
 
 def _caused(requests: Requests, tool: ToolEvent, seen: str) -> Finding:
