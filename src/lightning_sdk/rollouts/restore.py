@@ -62,7 +62,7 @@ def _apply(restored: Restored, rollouts: dict[str, PlannedRollout], event: Mappi
     elif kind == "group":
         group = restored.groups.get(event["group_id"])
         if group is None:
-            task = TypeAdapter(Task).validate_python(event["task"])
+            task: Task = TypeAdapter(Task).validate_python(event["task"])
             group = PlannedGroup(event["group_id"], task, event["round"], event["split"])
             restored.groups[group.group_id] = group
         for rollout in extend_group(group, event["n"]):
@@ -71,7 +71,7 @@ def _apply(restored: Restored, rollouts: dict[str, PlannedRollout], event: Mappi
         rollout = rollouts[event["rollout_id"]]
         rollout.life = Life("running", event["attempt"], rollout.life.used + 1)
     elif kind == "ended":
-        result = TypeAdapter(Result).validate_python(event["result"])
+        result: Result = TypeAdapter(Result).validate_python(event["result"])
         rollout = rollouts[result.rollout_id]
         if event["state"] not in get_args(State):
             raise ValueError(f"no state is called {event['state']!r}")

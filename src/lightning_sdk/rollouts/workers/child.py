@@ -1,10 +1,11 @@
 """The program of a worker process: takes jobs on one pipe, one JSON a line, and answers on another.
 
     job      → {"started": true}      just before the agent is called
-             → {"result": {…}}
+             → {"result": {…}, "spent": false}   spent: it is fit for no further job
 
 Standard input is empty, and standard output and error belong to the agent. The pipes are not inherited by what
-the agent starts or forks. The process ends when its job pipe is closed, and is killed by the kernel when its runner dies.
+the agent starts or forks. The process ends when its job pipe is closed, and is killed by the kernel when its runner
+dies.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ def main(jobs_fd: int, answers_fd: int, parent_pid: int, name: str) -> None:
     for fd in (jobs_fd, answers_fd):
         os.set_inheritable(fd, False)
     os.register_at_fork(after_in_child=lambda: _let_go(jobs_fd, answers_fd))
+    log = os.fstat(1)
     with (
         os.fdopen(jobs_fd, "rb", closefd=False) as jobs,
         os.fdopen(answers_fd, "wb", closefd=False) as answers,
@@ -56,7 +58,8 @@ def main(jobs_fd: int, answers_fd: int, parent_pid: int, name: str) -> None:
             if os.getpid() != pid:
                 os._exit(0)  # the agent forked, and its child came back to here
             _flush_output()
-            _answer(answers, {"result": orjson.Fragment(result.to_json())})
+            spent = not _output_is(log)
+            _answer(answers, {"result": orjson.Fragment(result.to_json()), "spent": spent})
 
 
 def _answer(answers: BinaryIO, message: dict[str, Any]) -> None:
@@ -75,6 +78,14 @@ def _seed(seed: int) -> None:
 def _limit_output() -> None:
     if os.fstat(1).st_size > _MAX_OUTPUT_BYTES:
         os.ftruncate(1, 0)
+
+
+def _output_is(log: os.stat_result) -> bool:
+    """Whether the agent has left standard output and error open, so that nothing else gets their numbers."""
+    try:
+        return all(os.path.samestat(os.fstat(fd), log) for fd in (1, 2)) and not sys.stdout.closed
+    except (OSError, AttributeError):
+        return False
 
 
 def _flush_output() -> None:

@@ -69,7 +69,9 @@ class WorkerProcess:
         # The end of the pipe comes late where something that the agent forked holds it: the kernel tells at once.
         self._pid_fd = os.pidfd_open(self._process.pid)
         self._selector.register(self._pid_fd, selectors.EVENT_READ)
+        # How many jobs it was given; whether it has said that it can take no more.
         self.jobs = 0
+        self.spent = False
 
     def run(self, job: Job, is_wanted: Callable[[], bool]) -> Result:
         """Run one job to its end, whatever that is.
@@ -99,6 +101,7 @@ class WorkerProcess:
             if isinstance(answer, str):
                 return self._killed(job, answer, start_ns, importing=importing)
             if "result" in answer:
+                self.spent = answer.get("spent") is True
                 return Result.from_json(orjson.dumps(answer["result"]))
             importing, start_ns = False, time.time_ns()
             deadline = float("inf") if job.timeout_s is None else time.monotonic() + job.timeout_s

@@ -138,7 +138,7 @@ class ProcessWorkers:
                     self._give(ended_outside(job, "lost", "OSError", message, worker=name))
                     continue
                 self._give(process.run(job, partial(self._is_wanted, job)))
-                if process.jobs == self._jobs_per_process:
+                if process.spent or process.jobs == self._jobs_per_process:
                     self._end(process)
         finally:
             if process is not None:
