@@ -16,8 +16,8 @@ from lightning_sdk.cli.main import COMMANDS, lsdk, main
 from lightning_sdk.home import Home
 from support.cli_rollouts import write_rollout
 
-# They run until they are interrupted; tests of their own start them.
-ENDLESS = ("lsdk collect", "lsdk serve")
+# They run until they are interrupted, or need an agent; tests of their own start them.
+ENDLESS = ("lsdk run ", "lsdk collect", "lsdk serve")
 
 
 def examples() -> list[str]:

@@ -15,7 +15,7 @@ from typing import Any, Final
 import orjson
 
 from lightning_sdk.client.config import load_config
-from lightning_sdk.errors import ConfigError, LightningError, RunError
+from lightning_sdk.errors import AgentError, ConfigError, LightningError, RunError
 from lightning_sdk.home import StrPath
 from lightning_sdk.ids import new_id
 from lightning_sdk.rollouts.agents import AGENT_ERROR
@@ -168,6 +168,7 @@ class Runner:
         """The next group whose rollouts have all ended; None when the time is up, or nothing is left to wait for.
 
         Raises:
+            AgentError: an agent cannot be imported.
             RunError: the run was given up: too many rollouts ended badly, or no worker is left.
         """
         with self._changed:
@@ -208,6 +209,12 @@ class Runner:
                 lambda: not self._running or self._error is not None, timeout_s
             ) and not bool(self._running)
 
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is left to wait for."""
+        with self._changed:
+            return self._idle() and not self._finished
+
     def summary(self) -> RunSummary:
         """How far the run has come."""
         with self._changed:
@@ -232,11 +239,15 @@ class Runner:
             self._thread.join()
         self._journal.write("stopped", reason=reason)
 
-    def close(self) -> None:
-        """Stop, and let go of workers and journal. Idempotent."""
-        self.stop("closed")
+    def settle(self) -> None:
+        """Stop, and let workers flush and end, so that all that was recorded can be read. Idempotent."""
+        self.stop()
         self._workers.close()
         self._ends.close()
+
+    def close(self) -> None:
+        """Stop, and let go of workers and journal. Idempotent."""
+        self.settle()
         self._journal.close()
 
     def __enter__(self) -> Runner:
@@ -374,8 +385,9 @@ class Runner:
                 self._late += 1
                 return
             if result.error_type == AGENT_ERROR and job.agent not in self._ran_agents:
-                self._take_last(replace(result, outcome="cancelled"))
-                raise RunError(result.error_message or f"the agent {job.agent} cannot be imported")
+                # Nothing has run: it is as if this had not been tried.
+                self._take_last(replace(result, outcome="cancelled", end_written=True))
+                raise AgentError(result.error_message or f"the agent {job.agent} cannot be imported")
             self._ran_agents.add(job.agent)
             del self._running[result.rollout_id]
             self._ends.write(job, result)

@@ -115,7 +115,8 @@ class ProcessWorkers:
 
     def _wake_all(self) -> None:
         for fd in self._wakes:
-            with contextlib.suppress(BlockingIOError):  # full: it will look up anyway
+            # Full: it will look up anyway. Broken: its thread has ended.
+            with contextlib.suppress(BlockingIOError, BrokenPipeError):
                 os.write(fd, b".")
 
     def _is_wanted(self, job: Job) -> bool:
