@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
 
 from lightning_sdk.errors import WireError
 from lightning_sdk.mdp.apis import APIS, WITHOUT_TRANSITION, Answer
 from lightning_sdk.mdp.episode import CallOutcome, DropReason, Fidelity
+from lightning_sdk.mdp.frozen import quick_maker
 from lightning_sdk.mdp.json_text import parse_json, parse_object
 from lightning_sdk.mdp.token_ids import CallIds, IdCheckError, choose_tokens, read_ids
 from lightning_sdk.records import OUTCOME_NAMES, Call, Error, SourcedRecord, Tokens
@@ -34,6 +36,8 @@ SAMPLING_FIELDS: Final = (
     "reasoning_effort",
 )
 
+# Longer settings are not remembered.
+_MOST_SETTINGS_BYTES: Final = 1024
 _NO_ANSWER: Final = Answer(None, None, None, None, ())
 
 
@@ -90,6 +94,10 @@ class CallView:
     end_ns: int
 
 
+_make_call = quick_maker(CallView)
+_make_choice = quick_maker(ChoiceView)
+
+
 def decode_call(record: SourcedRecord, tokens: Sequence[Tokens] = ()) -> CallView:
     """Read a call record. Bytes that cannot be read become the view's `problem`, never an error.
 
@@ -97,46 +105,50 @@ def decode_call(record: SourcedRecord, tokens: Sequence[Tokens] = ()) -> CallVie
         record: one whose body is a call.
         tokens: what the policy endpoint recorded under the call's ids, one for each attempt.
     """
-    head, call = record.record, record.record.call
+    head = record.record
+    call = head.call
     body = _read_body(call)
-    engine = _read_engine(body.answer, tokens)
+    answer = body.answer
+    told, ids, id_problem = _read_engine(answer, tokens)
     outcome: CallOutcome = OUTCOME_NAMES.get(call.outcome, "error")
-    choices = tuple(_view_choices(body.answer, engine.ids))
-    policy = engine.tokens.policy if engine.tokens is not None and engine.tokens.policy else None
-    return CallView(
-        call_id=call.call_id,
-        response_id=body.answer.response_id,
-        rollout_id=head.rollout_id or None,
-        scope_id=head.scope_id or None,
-        integration=call.integration,
-        api=call.api,
-        agent=call.agent or None,
-        url=call.url,
-        model=body.answer.model or _requested_model(body.request),
-        request=body.request,
-        response=body.response,
-        request_bytes=call.request,
-        outcome=outcome,
-        error=error_text(call.error) if call.HasField("error") else None,
-        attempts=call.attempts,
-        status=call.status,
-        streamed=call.streamed,
-        prompt_token_ids=None if engine.ids is None else engine.ids.prompt,
-        choices=choices,
-        policy=policy,
-        policy_version=engine.tokens.policy_version if engine.tokens is not None and policy else None,
-        policy_version_end=engine.tokens.policy_version_end if engine.tokens is not None and policy else None,
-        fidelity="text" if engine.ids is None else "engine",
-        sampling=_sampling(body.request, engine.tokens),
-        logprobs_mode=(engine.tokens.logprobs_mode or None) if engine.tokens is not None else None,
-        usage=body.answer.usage,
-        problem=_problem(call, outcome, body, choices, engine),
-        producer=record.producer,
-        seq=record.seq,
-        order=head.order,
-        start_ns=head.start_ns,
-        end_ns=head.end_ns,
+    choices = tuple(_view_choices(answer, ids))
+    policy = (told.policy or None) if told is not None else None
+    view: CallView = _make_call(
+        # In the order of the fields.
+        call.call_id,
+        answer.response_id,
+        head.rollout_id or None,
+        head.scope_id or None,
+        call.integration,
+        call.api,
+        call.agent or None,
+        call.url,
+        answer.model or _requested_model(body.request),
+        body.request,
+        body.response,
+        call.request,
+        outcome,
+        error_text(call.error) if call.HasField("error") else None,
+        call.attempts,
+        call.status,
+        call.streamed,
+        None if ids is None else ids.prompt,
+        choices,
+        policy,
+        told.policy_version if told is not None and policy else None,
+        told.policy_version_end if told is not None and policy else None,
+        "text" if ids is None else "engine",
+        _sampling(body.request, told),
+        (told.logprobs_mode or None) if told is not None else None,
+        answer.usage,
+        _problem(call, outcome, body, choices, id_problem),
+        record.producer,
+        record.seq,
+        head.order,
+        head.start_ns,
+        head.end_ns,
     )
+    return view
 
 
 def says_nothing(choice: ChoiceView) -> bool:
@@ -151,8 +163,7 @@ def error_text(error: Error) -> str:
     return f"{error.type}: {error.message}" if error.message else error.type
 
 
-@dataclass(frozen=True, slots=True)
-class _Body:
+class _Body(NamedTuple):
     """Request and response as far as they can be read. `readable` is whether both are what the API says."""
 
     request: Any
@@ -161,8 +172,7 @@ class _Body:
     readable: bool
 
 
-@dataclass(frozen=True, slots=True)
-class _Engine:
+class _Engine(NamedTuple):
     """What the engine told: the endpoint's record, if it is known which, and ids that passed the checks."""
 
     tokens: Tokens | None
@@ -204,37 +214,39 @@ def _read_engine(answer: Answer, tokens: Sequence[Tokens]) -> _Engine:
 
 
 def _view_choices(answer: Answer, ids: CallIds | None) -> list[ChoiceView]:
+    if ids is None:
+        return [
+            _make_choice(each.index, each.message, None, each.logprobs, each.finish_reason)
+            for each in answer.choices
+        ]
     views = []
     for choice in answer.choices:
-        checked = None if ids is None else ids.choices[choice.index]
-        views.append(
-            ChoiceView(
-                index=choice.index,
-                message=choice.message,
-                token_ids=None if checked is None else checked.token_ids,
-                logprobs=choice.logprobs if checked is None else checked.logprobs,
-                finish_reason=choice.finish_reason,
-            )
-        )
+        token_ids, logprobs = ids.choices[choice.index]
+        views.append(_make_choice(choice.index, choice.message, token_ids, logprobs, choice.finish_reason))
     return views
 
 
 def _problem(
-    call: Call, outcome: CallOutcome, body: _Body, choices: Sequence[ChoiceView], engine: _Engine
+    call: Call,
+    outcome: CallOutcome,
+    body: _Body,
+    choices: Sequence[ChoiceView],
+    id_problem: DropReason | None,
 ) -> DropReason | None:
     if call.api in WITHOUT_TRANSITION:
         return None
-    if outcome == "error":
-        return "error"
-    whole = bool(choices) and all(choice.finish_reason is not None for choice in choices)
-    # Many programs stop reading once they saw the finish reason: then nothing is missing.
-    if outcome == "cancelled" or (outcome in ("closed_early", "abandoned") and not whole):
-        return "cancelled"
+    if outcome != "ok":
+        if outcome == "error":
+            return "error"
+        whole = bool(choices) and all(choice.finish_reason is not None for choice in choices)
+        # Many programs stop reading once they saw the finish reason: then nothing is missing.
+        if outcome == "cancelled" or not whole:
+            return "cancelled"
     if not body.readable:
         return "unreadable"
     if all(says_nothing(choice) for choice in choices):
         return "empty_response"
-    return engine.problem
+    return id_problem
 
 
 def _requested_model(request: Any) -> str | None:
@@ -243,8 +255,23 @@ def _requested_model(request: Any) -> str | None:
 
 
 def _sampling(request: Any, tokens: Tokens | None) -> dict[str, Any]:
-    requested = parse_object(tokens.sampling_requested) if tokens is not None else None
+    requested = effective = None
+    if tokens is not None:
+        requested, effective = _settings(tokens.sampling_requested), _settings(tokens.sampling_effective)
     if requested is None and isinstance(request, dict):
         requested = {key: request[key] for key in SAMPLING_FIELDS if request.get(key) is not None}
-    effective = parse_object(tokens.sampling_effective) if tokens is not None else None
     return {"requested": requested, "effective": effective}
+
+
+def _settings(data: bytes) -> dict[str, Any] | None:
+    known = _flat_settings(data) if len(data) <= _MOST_SETTINGS_BYTES else None
+    return parse_object(data) if known is None else dict(known)
+
+
+@lru_cache(maxsize=256)
+def _flat_settings(data: bytes) -> Mapping[str, Any] | None:
+    """The calls of a run are sampled in few ways, which are read once. None where a copy would share something."""
+    told = parse_object(data)
+    if told is None or any(isinstance(value, (dict, list)) for value in told.values()):
+        return None
+    return told

@@ -52,11 +52,11 @@ def find_parents(calls: Sequence[SampledCall]) -> list[ChoiceAt | None]:
             parents.append(None)
             continue
         index = indices[call.policy or call.model]
-        prompt = array("i", call.prompt_token_ids).tobytes()
+        prompt = _packed(call.prompt_token_ids)
         parents.append(index.find(prompt))
         for choice in reversed(call.choices):
             if choice.token_ids:
-                index.add(prompt + array("i", choice.token_ids).tobytes(), (at, choice.index))
+                index.add(prompt + _packed(choice.token_ids), (at, choice.index))
     return parents
 
 
@@ -85,3 +85,9 @@ def find_uses(
             else:
                 uses[at, choice.index] = "unused" if known else "unknown"
     return uses
+
+
+def _packed(token_ids: Sequence[int]) -> bytes:
+    if not (isinstance(token_ids, array) and token_ids.typecode == "i"):
+        token_ids = array("i", token_ids)
+    return token_ids.tobytes()

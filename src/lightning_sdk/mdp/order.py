@@ -42,6 +42,8 @@ def order_records(records: Iterable[SourcedRecord], lineage: Lineage) -> list[So
         chains[item.producer].append(item)
     for chain in chains.values():
         chain.sort(key=lambda item: (item.record.order, item.seq))
+    if len(chains) == 1:
+        return next(iter(chains.values()))
     # Children wait for their parent to get past the moment they came from; the earliest moment is last.
     waiting: dict[bytes, list[tuple[int, bytes]]] = defaultdict(list)
     for child, (parent, moment) in lineage.items():

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from lightning_sdk.errors import WireError
 from lightning_sdk.mdp.apis import Answer
@@ -17,16 +16,14 @@ class IdCheckError(Exception):
     """Ids, log probabilities and usage do not agree, or it cannot be told which ids are the call's."""
 
 
-@dataclass(frozen=True, slots=True)
-class ChoiceIds:
+class ChoiceIds(NamedTuple):
     """What was sampled for one choice; one log probability a token, where the engine told them."""
 
     token_ids: array[int]
     logprobs: array[float] | None
 
 
-@dataclass(frozen=True, slots=True)
-class CallIds:
+class CallIds(NamedTuple):
     """Ids of one call: int32 token ids of the prompt, and of each choice by its index."""
 
     prompt: array[int]
@@ -96,12 +93,12 @@ def _ids_of_record(answer: Answer, tokens: Tokens) -> CallIds:
     told = {choice.index: choice for choice in tokens.choices}
     choices: dict[int, ChoiceIds] = {}
     for choice in answer.choices:
-        if choice.index not in told:
+        packed = told.get(choice.index)
+        if packed is None:
             raise IdCheckError
-        packed = told[choice.index]
+        logprobs = packed.logprobs
         choices[choice.index] = ChoiceIds(
-            token_ids=_unpack_ids(packed.token_ids),
-            logprobs=unpack_float32(packed.logprobs) if packed.logprobs else None,
+            _unpack_ids(packed.token_ids), unpack_float32(logprobs) if logprobs else None
         )
     return CallIds(_unpack_ids(tokens.prompt_token_ids), choices)
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from lightning_sdk.mdp.binding import BoundReward
 from lightning_sdk.mdp.calls import CallView, ChoiceView, says_nothing
 from lightning_sdk.mdp.choices import ChoiceAt, Use, find_parents, find_uses
-from lightning_sdk.mdp.episode import TEXT_ONLY, DropReason, Episode, Fidelity, Transition
+from lightning_sdk.mdp.episode import TEXT_ONLY, DropReason, Episode, Transition
+from lightning_sdk.mdp.frozen import quick_maker
 from lightning_sdk.mdp.message_links import SaidCall, find_message_parents
 from lightning_sdk.mdp.retries import find_superseded
 from lightning_sdk.mdp.rewards import RewardSum, returns_to_go
@@ -18,8 +18,10 @@ from lightning_sdk.mdp.rewards import RewardSum, returns_to_go
 _OBSERVATION_KEYS: Final = ("messages", "tools", "tool_choice", "response_format", "chat_template_kwargs")
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
+_make_transition = quick_maker(Transition)
+
+
+class _Place(NamedTuple):
     """A call's place in the episode, shared by the transitions of all its choices."""
 
     step: int
@@ -118,50 +120,54 @@ def _transition(
     use: Use,
     reward_sum: RewardSum | None,
 ) -> Transition:
+    reward = components = scopes = None
+    if reward_sum is not None:
+        reward, components, scopes = reward_sum.value, reward_sum.components, reward_sum.scopes
     known = choice is not None and choice.token_ids is not None
-    fidelity: Fidelity = "engine" if known else "text"
-    return Transition(
-        project=episode.project,
-        run_id=episode.run_id,
-        group_id=episode.group_id,
-        rollout_id=episode.rollout_id,
-        task_id=episode.task_id,
-        attempt=episode.attempt,
-        agent=call.agent,
-        invocation_id=call.scope_id,
-        step=place.step,
-        call_id=call.call_id,
-        choice=0 if choice is None else choice.index,
-        parent_call_id=place.parent_call_id,
-        next_call_id=place.next_call_id,
-        order="clock" if place.concurrent else "causal",
-        late=place.late,
-        model=call.model,
-        policy=call.policy,
-        policy_version=call.policy_version,
-        policy_version_end=call.policy_version_end,
-        fidelity=fidelity,
-        start_ns=call.start_ns,
-        end_ns=call.end_ns,
-        observation=_observation(call.request),
-        sampling=call.sampling,
-        logprobs_mode=call.logprobs_mode,
-        action=None if choice is None else {"message": choice.message, "finish_reason": choice.finish_reason},
-        prompt_token_ids=call.prompt_token_ids,
-        response_token_ids=choice.token_ids if choice is not None else None,
-        response_logprobs=choice.logprobs if choice is not None and known else None,
-        reward=None if reward_sum is None else reward_sum.value,
-        reward_components=None if reward_sum is None else reward_sum.components,
-        reward_scopes=None if reward_sum is None else reward_sum.scopes,
-        return_to_go=place.return_to_go,
-        terminated=place.terminated,
-        truncated=place.truncation_reason is not None,
-        truncation_reason=place.truncation_reason,
-        outcome=episode.outcome,
-        drop_reason="superseded_retry" if place.superseded else _drop_reason(call, choice, use),
-        split=episode.split,
-        metadata=episode.metadata,
+    made: Transition = _make_transition(
+        # In the order of the fields.
+        episode.project,
+        episode.run_id,
+        episode.group_id,
+        episode.rollout_id,
+        episode.task_id,
+        episode.attempt,
+        call.agent,
+        call.scope_id,
+        place.step,
+        call.call_id,
+        0 if choice is None else choice.index,
+        place.parent_call_id,
+        place.next_call_id,
+        "clock" if place.concurrent else "causal",
+        place.late,
+        call.model,
+        call.policy,
+        call.policy_version,
+        call.policy_version_end,
+        "engine" if known else "text",
+        call.start_ns,
+        call.end_ns,
+        _observation(call.request),
+        call.sampling,
+        call.logprobs_mode,
+        None if choice is None else {"message": choice.message, "finish_reason": choice.finish_reason},
+        call.prompt_token_ids,
+        choice.token_ids if choice is not None else None,
+        choice.logprobs if choice is not None and known else None,
+        reward,
+        components,
+        scopes,
+        place.return_to_go,
+        place.terminated,
+        place.truncation_reason is not None,
+        place.truncation_reason,
+        episode.outcome,
+        "superseded_retry" if place.superseded else _drop_reason(call, choice, use),
+        episode.split,
+        episode.metadata,
     )
+    return made
 
 
 def _main_choice(at: int, call: CallView, uses: Mapping[ChoiceAt, Use]) -> int:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
+
+from lightning_sdk.mdp.frozen import quick_maker
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,8 +20,10 @@ class AnswerChoice:
     logprobs: Sequence[float] | None
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+make_answer_choice = quick_maker(AnswerChoice)
+
+
+class Answer(NamedTuple):
     """A response body, read. `prompt_token_ids` is what the body says, not checked yet."""
 
     response_id: str | None

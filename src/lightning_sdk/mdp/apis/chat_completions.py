@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from lightning_sdk.errors import WireError
-from lightning_sdk.mdp.apis.answer import Answer, AnswerChoice
+from lightning_sdk.mdp.apis.answer import Answer, AnswerChoice, make_answer_choice
+
+_OBJECTS: Final = frozenset({dict})
 
 
 def check_request(request: Any) -> None:
@@ -15,7 +17,8 @@ def check_request(request: Any) -> None:
         WireError: it does not.
     """
     messages = request.get("messages") if isinstance(request, dict) else None
-    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+    # What a parser makes of an object is a dict, never a subclass.
+    if type(messages) is not list or not set(map(type, messages)) <= _OBJECTS:
         raise WireError("a chat request holds a list of messages, this one does not")
 
 
@@ -28,19 +31,18 @@ def read_answer(response: Any) -> Answer:
     pieces = response.get("choices") if isinstance(response, dict) else None
     if not isinstance(pieces, list):
         raise WireError("a chat completion holds a list of choices, this one does not")
-    choices = sorted(
-        (_read_choice(piece, position) for position, piece in enumerate(pieces)),
-        key=lambda choice: choice.index,
-    )
-    if len({choice.index for choice in choices}) < len(choices):
-        raise WireError("two choices of a chat completion have the same index")
+    choices = [_read_choice(piece, position) for position, piece in enumerate(pieces)]
+    if len(choices) > 1:
+        choices.sort(key=lambda choice: choice.index)
+        if len({choice.index for choice in choices}) < len(choices):
+            raise WireError("two choices of a chat completion have the same index")
     usage = response.get("usage")
     return Answer(
-        response_id=_text(response.get("id")),
-        model=_text(response.get("model")),
-        usage=usage if isinstance(usage, dict) else None,
-        prompt_token_ids=_prompt_token_ids(response, pieces),
-        choices=tuple(choices),
+        _text(response.get("id")),
+        _text(response.get("model")),
+        usage if isinstance(usage, dict) else None,
+        _prompt_token_ids(response, pieces),
+        tuple(choices),
     )
 
 
@@ -52,13 +54,14 @@ def _read_choice(piece: Any, position: int) -> AnswerChoice:
     if type(index) is not int or not 0 <= index < 2**31:
         raise WireError(f"choice {position} of a chat completion has an index that is no small number")
     token_ids = piece.get("token_ids")
-    return AnswerChoice(
-        index=index,
-        message=message,
-        finish_reason=_text(piece.get("finish_reason")),
-        token_ids=token_ids if isinstance(token_ids, list) else None,
-        logprobs=_logprobs(piece.get("logprobs")),
+    choice: AnswerChoice = make_answer_choice(
+        index,
+        message,
+        _text(piece.get("finish_reason")),
+        token_ids if isinstance(token_ids, list) else None,
+        _logprobs(piece.get("logprobs")),
     )
+    return choice
 
 
 def _prompt_token_ids(response: dict[str, Any], pieces: list[Any]) -> list[Any] | None:
