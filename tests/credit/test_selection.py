@@ -77,6 +77,7 @@ def test_text_will_do_only_where_it_is_said() -> None:
         ({"presence_penalty": 0.5}, {"temperature": 1.0}, False),
         ({"logit_bias": {"5": -100}}, None, False),
         ({"ignore_eos": True}, None, False),
+        (None, {"constrained": "json_schema"}, False),
         ({"max_tokens": 5, "n": 2, "seed": 1, "stop": ["x"]}, None, True),
     ],
 )

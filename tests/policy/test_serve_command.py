@@ -148,6 +148,12 @@ def test_requests_that_break_off_or_are_no_http_leave_no_traceback(tmp_path: Pat
     [
         (["no-such-directory"], "no directory"),
         (["."], "no config.json"),
+        ([], "give MODEL"),
+        (["--name", "a"], "--name names MODEL"),
+        (["--policy", "a"], "NAME=DIRECTORY"),
+        (["--policy", "a=x", "--policy", "a=y"], "two policies have one name"),
+        ([".", "--admin-token", "s"], "--weights-dir"),
+        ([".", "--admin-token", "s", "--token", "s"], "every agent could publish"),
         ([".", "--host", "0.0.0.0"], "--token"),
         ([".", "--host", "0.0.0.0", "--token", ""], "it is empty"),
         ([".", "--endpoint", "http://x"], "grpc://"),
@@ -189,7 +195,7 @@ def test_a_port_that_is_taken_is_said_before_the_model_is_loaded(tmp_path: Path)
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        options = ServeOptions(model=tmp_path, port=port)
+        options = ServeOptions(policies={"tiny": tmp_path}, port=port)
         with pytest.raises(ConfigError, match=f"127.0.0.1:{port}"):
             serve(options, Home.locate(), on_ready=lambda url: None)
 
@@ -200,7 +206,7 @@ def test_without_torch_the_sentence_says_what_to_install(
     (tmp_path / "config.json").write_text("{}")
     monkeypatch.setattr("lightning_sdk.policy.server.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"agent-lightning-sdk\[torch\]"):
-        serve(ServeOptions(model=tmp_path, port=0), Home.locate(), on_ready=lambda url: None)
+        serve(ServeOptions(policies={"tiny": tmp_path}, port=0), Home.locate(), on_ready=lambda url: None)
 
 
 def test_the_endpoint_without_its_engine_imports_neither_torch_nor_transformers() -> None:

@@ -7,11 +7,14 @@ import json
 import threading
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import uvicorn
 
-from lightning_sdk.errors import SpoolError
+from lightning_sdk.errors import PublishError, SpoolError
+from lightning_sdk.plugins import Probe
+from lightning_sdk.policy.admin import Admin
 from lightning_sdk.policy.app import make_app
 from lightning_sdk.policy.engine import Delta, Load, LogprobsMode, SampledToken, SamplingParams
 from lightning_sdk.policy.errors import queue_full
@@ -96,6 +99,9 @@ class ScriptedEngine:
         self.policy_version = 0
         # How much the policy version grows with each token.
         self.updates_a_token = 0
+        self.published: list[tuple[Path, Probe | None]] = []
+        # Why it takes no weights.
+        self.refusal: str | None = None
         self._running = 0
 
     @property
@@ -104,6 +110,20 @@ class ScriptedEngine:
 
     def logprobs_mode(self, params: SamplingParams) -> LogprobsMode:
         return "raw" if params.greedy else "processed"
+
+    async def publish(
+        self, weights: Path, version: int, *, probe: Probe | None, drain_timeout_s: float
+    ) -> None:
+        if self.refusal is not None:
+            raise PublishError(self.refusal)
+        self.published.append((weights, probe))
+        self.policy_version = version
+
+    async def score(self, token_ids: Sequence[int]) -> list[float]:
+        return [-1.0] * (len(token_ids) - 1)
+
+    def close(self) -> None:
+        return
 
     async def generate(
         self, prompt: Sequence[int], n: int, params: SamplingParams
@@ -163,10 +183,12 @@ class MemoryWriter:
 
 
 @contextmanager
-def served(policies: Policies, *, token: str | None = None) -> Iterator[str]:
+def served(policies: Policies, *, token: str | None = None, admin: Admin | None = None) -> Iterator[str]:
     """Serve on a free loopback port; the base URL, with /v1."""
     server = uvicorn.Server(
-        uvicorn.Config(make_app(policies, token=token), port=0, log_level="warning", lifespan="off")
+        uvicorn.Config(
+            make_app(policies, token=token, admin=admin), port=0, log_level="warning", lifespan="off"
+        )
     )
     started = threading.Event()
     startup = server.startup

@@ -24,9 +24,14 @@ CONTEXT_LENGTH = 512
 
 
 def save_tiny_model(
-    directory: Path, *, template: str | None = PLAIN_TEMPLATE, sliding_window: int | None = None
+    directory: Path,
+    *,
+    template: str | None = PLAIN_TEMPLATE,
+    sliding_window: int | None = None,
+    seed: int = 0,
+    tied: bool = False,
 ) -> Path:
-    """Two attention layers with grouped heads, fixed weights. An id is a byte, so any text can be encoded."""
+    """Two attention layers with grouped heads, weights by seed. An id is a byte, so any text can be encoded."""
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import MistralConfig, MistralForCausalLM, PreTrainedTokenizerFast
@@ -39,7 +44,7 @@ def save_tiny_model(
         tokenizer_object=backend, bos_token="<|im_start|>", eos_token="<|im_end|>", pad_token="<|im_end|>"
     )
     tokenizer.chat_template = template
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     model = MistralForCausalLM(
         MistralConfig(
             vocab_size=len(tokenizer),
@@ -53,6 +58,7 @@ def save_tiny_model(
             initializer_range=0.4,  # far from uniform, so that positions and neighbours matter
             bos_token_id=tokenizer.bos_token_id,
             eos_token_id=tokenizer.eos_token_id,
+            tie_word_embeddings=tied,
         )
     )
     model.save_pretrained(directory)

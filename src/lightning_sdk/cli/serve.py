@@ -22,7 +22,7 @@ from lightning_sdk.policy.options import ServeOptions
     ),
     context_settings={"show_default": True},
 )
-@click.argument("model", type=click.Path(path_type=Path))
+@click.argument("model", type=click.Path(path_type=Path), required=False)
 @click.option(
     "--host",
     default=ServeOptions.host,
@@ -39,7 +39,15 @@ from lightning_sdk.policy.options import ServeOptions
 @click.option(
     "--name",
     metavar="NAME",
-    help="The policy's name, and the model's id in the API.  [default: the directory's name]",
+    help="The name of MODEL's policy: in records, and as the model's id in the API.  "
+    "[default: the directory's name]",
+)
+@click.option(
+    "--policy",
+    "policies",
+    multiple=True,
+    metavar="NAME=DIRECTORY",
+    help="A policy to serve, in place of MODEL or beside it; can be given several times. The first is the default.",
 )
 @click.option(
     "--train-temperature",
@@ -81,6 +89,27 @@ from lightning_sdk.policy.options import ServeOptions
     metavar="TOKEN",
     help="Secret that clients must send as their API key.",
 )
+@click.option(
+    "--admin-token",
+    envvar="LIGHTNING_ADMIN_TOKEN",
+    show_envvar=True,
+    metavar="TOKEN",
+    help="Secret of whoever publishes new weights; without it nobody can.",
+)
+@click.option(
+    "--weights-dir",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIRECTORY",
+    help="Where published weights are read from, and from nowhere else.",
+)
+@click.option(
+    "--drain-timeout",
+    "drain_timeout_s",
+    type=click.FloatRange(min=0),
+    default=ServeOptions.drain_timeout_s,
+    metavar="SECONDS",
+    help="How long running answers may keep the old weights.",
+)
 @home_option
 @click.option(
     "--endpoint",
@@ -96,19 +125,50 @@ from lightning_sdk.policy.options import ServeOptions
     metavar="TOKEN",
     help="The collector's token.",
 )
-def command(home: Home, endpoint: str | None, collector_token: str | None, **options: Any) -> None:
+def command(
+    home: Home,
+    endpoint: str | None,
+    collector_token: str | None,
+    model: Path | None,
+    name: str | None,
+    policies: tuple[str, ...],
+    **options: Any,
+) -> None:
     """Serve MODEL, a local Hugging Face directory, as an OpenAI-style endpoint.
 
     Every answer's token ids and log probabilities are recorded: into the spool, or with --endpoint at a
     collector. Ctrl-C (or SIGTERM) ends it, with exit code 0, once the running requests are done.
     """
+    served = _named(model, name, policies)
     # Here, because the server's libraries are not needed for --help.
     from lightning_sdk.policy.server import serve
 
     serve(
-        ServeOptions(**options),
+        ServeOptions(policies=served, **options),
         home,
         endpoint=endpoint,
         token=collector_token,
-        on_ready=lambda url: click.echo(f"serving {options['model']} at {url}"),
+        on_ready=lambda url: click.echo(f"serving {', '.join(served)} at {url}"),
     )
+
+
+def _named(model: Path | None, name: str | None, policies: tuple[str, ...]) -> dict[str, Path]:
+    """The policies by name, in the order given."""
+    pairs: list[tuple[str, Path]] = []
+    if model is not None:
+        pairs.append((name or model.resolve().name, model))
+    elif name is not None:
+        raise click.UsageError(
+            "--name names MODEL, which is missing: give a directory, or --policy NAME=DIRECTORY"
+        )
+    for given in policies:
+        policy, separator, directory = given.partition("=")
+        if not (policy and separator and directory):
+            raise click.BadParameter(f"{given!r} is not of the form NAME=DIRECTORY", param_hint="--policy")
+        pairs.append((policy, Path(directory)))
+    if not pairs:
+        raise click.UsageError("there is nothing to serve: give MODEL, or --policy NAME=DIRECTORY")
+    served = dict(pairs)
+    if len(served) < len(pairs):
+        raise click.UsageError("two policies have one name: give each another with --name or --policy")
+    return served

@@ -2,54 +2,55 @@
 
 from __future__ import annotations
 
-import asyncio
-import hmac
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
-from typing import Any, TypeVar
+from typing import Any
 
 import orjson
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Send
 
 from lightning_sdk.plugins import AGENT_HEADER, CALL_ID_HEADER, POLICY_HEADER, SPLIT_HEADER
 from lightning_sdk.policy import responses
+from lightning_sdk.policy.admin import Admin, admin_routes
 from lightning_sdk.policy.answers import Answering, CallTags
 from lightning_sdk.policy.chat import Chat, ChatService
-from lightning_sdk.policy.errors import ApiError, internal, invalid, unauthorized
+from lightning_sdk.policy.errors import ApiError, internal
+from lightning_sdk.policy.http import (
+    ClientGoneError,
+    check_content_type,
+    check_token,
+    json_response,
+    read_body,
+    unless_gone,
+)
 from lightning_sdk.policy.policies import Policies, Policy
 from lightning_sdk.policy.recording import choose_call_id
 
 _log = logging.getLogger(__name__)
 
-_MAX_BODY_BYTES = 32 << 20
-
 _Handler = Callable[[Request], Awaitable[Response]]
-_T = TypeVar("_T")
 
 
-class _ClientGoneError(Exception):
-    """The client closed its connection."""
-
-
-def make_app(policies: Policies, *, token: str | None = None) -> Starlette:
+def make_app(policies: Policies, *, token: str | None = None, admin: Admin | None = None) -> Starlette:
     """The application.
 
     Args:
         policies: who answers.
-        token: the bearer token that every route but /health asks for; None: none is needed.
+        token: the bearer token that every route for agents asks for; None: none is needed.
+        admin: who may publish weights; None: nobody, the admin routes do not exist.
     """
     routes = _Routes(policies)
 
     def guarded(handler: _Handler) -> _Handler:
         async def handle(request: Request) -> Response:
             if token is not None:
-                _check_token(request, token)
+                check_token(request, token)
             return await handler(request)
 
         return handle
@@ -60,6 +61,7 @@ def make_app(policies: Policies, *, token: str | None = None) -> Starlette:
             Route("/v1/models", guarded(routes.models), methods=["GET"]),
             Route("/v1/models/{model:path}", guarded(routes.model), methods=["GET"]),
             Route("/health", routes.health, methods=["GET"]),
+            *(admin_routes(policies, admin) if admin is not None else []),
         ],
         exception_handlers={
             ApiError: _answer_refusal,
@@ -78,14 +80,14 @@ class _Routes:
         tags = _call_tags(request)
         headers = {CALL_ID_HEADER: tags.call_id}
         try:
-            _check_content_type(request)
-            body = await _read_body(request)
-            chat = await _unless_gone(request, self._chat.begin(body, tags))
+            check_content_type(request)
+            body = await read_body(request)
+            chat = await unless_gone(request, self._chat.begin(body, tags))
             if chat.request.stream:
                 return await self._stream(request, chat, headers)
-            whole = await _unless_gone(request, self._chat.complete(chat))
-            return _json(whole, headers=headers)
-        except _ClientGoneError:
+            whole = await unless_gone(request, self._chat.complete(chat))
+            return json_response(whole, headers=headers)
+        except ClientGoneError:
             return Response(status_code=499, headers=headers)
         except ApiError as error:
             error.headers.update(headers)
@@ -94,21 +96,21 @@ class _Routes:
     async def _stream(self, request: Request, chat: Chat, headers: Mapping[str, str]) -> Response:
         chunks = self._chat.stream(chat)
         try:
-            first = await _unless_gone(request, anext(chunks))
+            first = await unless_gone(request, anext(chunks))
         except BaseException:
             await chunks.aclose()
             raise
         return _EventStream(_events(first, chunks), headers=headers, media_type="text/event-stream")
 
     async def models(self, request: Request) -> Response:
-        return _json({"object": "list", "data": [_card(policy) for policy in self._policies]})
+        return json_response({"object": "list", "data": [_card(policy) for policy in self._policies]})
 
     async def model(self, request: Request) -> Response:
-        return _json(_card(self._policies.get(None, request.path_params["model"])))
+        return json_response(_card(self._policies.get(None, request.path_params["model"])))
 
     async def health(self, request: Request) -> Response:
         loads = [policy.engine.load for policy in self._policies]
-        return _json(
+        return json_response(
             {
                 "status": "ok",
                 "running": sum(load.running for load in loads),
@@ -165,70 +167,15 @@ def _event(data: Mapping[str, Any]) -> bytes:
     return b"data: " + orjson.dumps(data) + b"\n\n"
 
 
-async def _unless_gone(request: Request, work: Coroutine[Any, Any, _T]) -> _T:
-    """The result of `work`, which is cancelled when the client goes away first.
-
-    Raises:
-        _ClientGoneError: it did.
-    """
-    working = asyncio.ensure_future(work)
-    watching = asyncio.ensure_future(_disconnected(request))
-    try:
-        await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise _ClientGoneError
-        return working.result()
-    finally:
-        for task in (working, watching):
-            task.cancel()
-        await asyncio.gather(working, watching, return_exceptions=True)
-
-
-async def _disconnected(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
-def _check_token(request: Request, token: str) -> None:
-    scheme, _, given = request.headers.get("authorization", "").partition(" ")
-    if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), token.encode()):
-        raise unauthorized()
-
-
-def _check_content_type(request: Request) -> None:
-    # A web page can send other types to a loopback port without asking the browser; JSON it cannot.
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":
-        raise invalid(f"content-type is {kind or 'missing'}, expected application/json")
-
-
-async def _read_body(request: Request) -> bytes:
-    body = bytearray()
-    try:
-        async for piece in request.stream():
-            body += piece
-            if len(body) > _MAX_BODY_BYTES:
-                raise ApiError(413, f"the body is larger than {_MAX_BODY_BYTES} bytes", code="body_too_large")
-    except ClientDisconnect:
-        raise _ClientGoneError from None
-    return bytes(body)
-
-
-def _json(
-    body: Mapping[str, Any], *, status: int = 200, headers: Mapping[str, str] | None = None
-) -> Response:
-    return Response(orjson.dumps(body), status, headers=headers, media_type="application/json")
-
-
 async def _answer_refusal(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    return _json(error.body(), status=error.status, headers=error.headers)
+    return json_response(error.body(), status=error.status, headers=error.headers)
 
 
 async def _answer_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     refusal = ApiError(error.status_code, f"{request.method} {request.url.path}: {error.detail}")
-    return _json(refusal.body(), status=error.status_code, headers=error.headers)
+    return json_response(refusal.body(), status=error.status_code, headers=error.headers)
 
 
 async def _answer_failure(request: Request, error: Exception) -> Response:

@@ -1,13 +1,16 @@
 """What the endpoint needs of an engine: a tokenizer, and generation that several callers await at once.
 
-`transformers_engine` is the one on torch; another (vLLM) implements the same two protocols.
+`transformers_engine` is the one on torch, `upstream_engine` asks another server (vLLM).
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, Protocol
+
+from lightning_sdk.plugins import Probe
 
 # "abort": its caller gave up before it was done.
 FinishReason = Literal["stop", "length", "abort"]
@@ -138,3 +141,33 @@ class Engine(Protocol):
         Raises:
             ApiError: the queue is full, or the engine failed or is shutting down.
         """
+
+    async def publish(
+        self, weights: Path, version: int, *, probe: Probe | None, drain_timeout_s: float
+    ) -> None:
+        """Exchange the weights. When it returns, every choice that starts is sampled by the new ones.
+
+        From the moment they are read no new choice starts. Those that run finish with the old weights; what
+        still runs after `drain_timeout_s` goes on with the new ones, and its deltas say so. Nothing that was
+        computed from the old weights (keys, values, prefixes) is used with the new ones. Publishes wait for each
+        other. Cancelling does not take it back.
+
+        Args:
+            weights: a directory with safetensors, which is not needed afterwards.
+            version: larger than `policy_version`, or the same once more.
+            probe: what the new weights must compute.
+            drain_timeout_s: how long running choices may keep the old weights.
+
+        Raises:
+            PublishError: they do not fit, or the probe differs. The old weights, and their version, serve on.
+        """
+
+    async def score(self, token_ids: Sequence[int]) -> list[float]:
+        """Log probabilities at temperature 1 of `token_ids[1:]`, each after those before it.
+
+        Raises:
+            ApiError: the engine failed or is shutting down.
+        """
+
+    def close(self) -> None:
+        """Stop: what still runs is refused."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -11,11 +12,10 @@ from typing import Literal
 class ServeOptions:
     """What `lsdk serve` was asked for."""
 
-    model: Path
+    # Name of each policy to the directory of its model. The first is the default.
+    policies: Mapping[str, Path]
     host: str = "127.0.0.1"
     port: int = 8317
-    # The policy's name, in records and as the model's id in the API; None: the directory's name.
-    name: str | None = None
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     threads: int | None = None
@@ -25,3 +25,9 @@ class ServeOptions:
     train_temperature: float = 1.0
     # The bearer token that clients must send; None: none is needed.
     token: str | None = None
+    # What whoever publishes weights must send; None: there are no admin routes.
+    admin_token: str | None = None
+    # Weights are published from below it only.
+    weights_dir: Path | None = None
+    # How long answers that run may keep the old weights when new ones come.
+    drain_timeout_s: float = 30.0

@@ -54,10 +54,15 @@ class Policies:
         """Take them.
 
         Raises:
-            ConfigError: there is none, or two have one name.
+            ConfigError: there is none, or two have one name, or a name cannot be sent in a header.
         """
         self._by_name: dict[str, Policy] = {}
         for policy in policies:
+            name = policy.name
+            if not (name.isascii() and name.isprintable() and name == name.strip() and name):
+                raise ConfigError(
+                    f"a policy cannot be called {name!r}: a header must carry it, so use plain ASCII"
+                )
             if policy.name in self._by_name:
                 raise ConfigError(f"two policies are called {policy.name!r}: give each a name of its own")
             self._by_name[policy.name] = policy

@@ -6,11 +6,10 @@ import logging
 import signal
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
 
 import uvicorn
 
@@ -18,13 +17,12 @@ from lightning_sdk.addresses import checked_token, grpc_target, is_loopback, joi
 from lightning_sdk.client.producer import Producer
 from lightning_sdk.errors import ConfigError
 from lightning_sdk.home import Home
+from lightning_sdk.policy.admin import Admin
 from lightning_sdk.policy.app import make_app
+from lightning_sdk.policy.engine import Engine
 from lightning_sdk.policy.options import ServeOptions
 from lightning_sdk.policy.policies import Policies, Policy, TrainingSampling
 from lightning_sdk.policy.recording import TokenRecorder
-
-if TYPE_CHECKING:
-    from lightning_sdk.policy.transformers_engine import TransformersEngine
 
 
 def serve(
@@ -49,29 +47,25 @@ def serve(
             endpoint is none.
     """
     _check_exposure(options.host, options.token)
+    admin = _admin(options)
     if endpoint:
         grpc_target(endpoint)
-    _check_model_directory(options.model)
-    name = options.name or options.model.resolve().name
-    # Before the model is loaded: a port that is taken should not cost half a minute.
-    with _listen(options.host, options.port) as listener:
-        engine = _load(options)
+    for directory in options.policies.values():
+        _check_model_directory(directory)
+    # Before the models are loaded: a port that is taken should not cost half a minute.
+    with _listen(options.host, options.port) as listener, ExitStack() as closing:
+        engines = {name: _load(directory, options, closing) for name, directory in options.policies.items()}
         producer = Producer(home.spool, destination=endpoint or "", token=token)
-        try:
-            policy = Policy(
-                name,
-                engine,
-                TokenRecorder(producer, name),
-                TrainingSampling(temperature=options.train_temperature),
-            )
-            app = make_app(Policies([policy]), token=options.token)
-            logging.getLogger("uvicorn.error").addFilter(_not_answered_twice)
-            settings = uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off")
-            with _signals_end_quietly():
-                _Server(settings, lambda: on_ready(_base_url(listener))).run(sockets=[listener])
-        finally:
-            engine.close()
-            producer.close()
+        closing.callback(producer.close)
+        training = TrainingSampling(temperature=options.train_temperature)
+        policies = Policies(
+            Policy(name, engine, TokenRecorder(producer, name), training) for name, engine in engines.items()
+        )
+        app = make_app(policies, token=options.token, admin=admin)
+        logging.getLogger("uvicorn.error").addFilter(_not_answered_twice)
+        settings = uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off")
+        with _signals_end_quietly():
+            _Server(settings, lambda: on_ready(_base_url(listener))).run(sockets=[listener])
 
 
 class _Server(uvicorn.Server):
@@ -96,7 +90,7 @@ def _not_answered_twice(record: logging.LogRecord) -> bool:
     return not late
 
 
-def _load(options: ServeOptions) -> TransformersEngine:
+def _load(directory: Path, options: ServeOptions, closing: ExitStack) -> Engine:
     missing = [name for name in ("torch", "transformers") if find_spec(name) is None]
     if missing:
         raise ConfigError(
@@ -104,13 +98,36 @@ def _load(options: ServeOptions) -> TransformersEngine:
         )
     from lightning_sdk.policy.transformers_engine import load_engine
 
-    return load_engine(
-        options.model,
+    engine = load_engine(
+        directory,
         device=options.device,
         dtype=options.dtype,
         threads=options.threads,
         max_batch=options.max_batch,
         max_queue=options.max_queue,
+    )
+    closing.callback(engine.close)
+    return engine
+
+
+def _admin(options: ServeOptions) -> Admin | None:
+    if options.admin_token is None:
+        return None
+    checked_token(options.admin_token)
+    if options.admin_token == options.token:
+        raise ConfigError(
+            "--admin-token is the clients' --token, so every agent could publish: give it another"
+        )
+    if options.weights_dir is None:
+        raise ConfigError("--admin-token needs --weights-dir, the directory that weights are published from")
+    try:
+        options.weights_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"--weights-dir {options.weights_dir} cannot be made ({error.strerror}): give a directory to write to"
+        ) from error
+    return Admin(
+        token=options.admin_token, weights_dir=options.weights_dir, drain_timeout_s=options.drain_timeout_s
     )
 
 

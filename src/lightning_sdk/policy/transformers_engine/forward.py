@@ -10,8 +10,10 @@ import torch
 
 from lightning_sdk.errors import ConfigError
 from lightning_sdk.policy.transformers_engine.slots import KeyValueSlots
+from lightning_sdk.policy.transformers_engine.weights import Weights
 
 _CHECK_TOKENS = 12
+_SCORE_TOKENS = 256
 
 
 class BatchedModel:
@@ -22,6 +24,8 @@ class BatchedModel:
 
     def __init__(self, model: Any, *, slots: int) -> None:
         self.slots = KeyValueSlots(slots)
+        self.weights = Weights(model)
+        self.vocabulary: int = model.config.get_text_config().vocab_size
         self._model = model
         self._device: torch.device = model.device
         self._mask_dtype: torch.dtype = model.dtype
@@ -56,14 +60,26 @@ class BatchedModel:
         logits: torch.Tensor = output.logits[:, -1]
         return logits
 
+    def score(self, ids: Sequence[int]) -> list[float]:
+        """Log probabilities of `ids[1:]`, each after those before it, by one plain pass; no slot changes."""
+        logits = self._model(input_ids=torch.tensor([ids], device=self._device), use_cache=False).logits[
+            0, :-1
+        ]
+        targets = torch.tensor(ids[1:], device=self._device)
+        scored: list[float] = []
+        # In pieces: the vocabulary in float32 for a whole context would be gigabytes.
+        for part, target in zip(logits.split(_SCORE_TOKENS), targets.split(_SCORE_TOKENS), strict=True):
+            logprobs = torch.log_softmax(part.float(), -1)
+            scored.extend(logprobs.gather(-1, target[:, None])[:, 0].tolist())
+        return scored
+
     def check(self) -> None:
         """Run a few tokens over slots, in uneven rows, and compare with the plain model.
 
         Raises:
             ConfigError: the results differ, or it cannot run that way: its attention is of another kind.
         """
-        vocabulary = self._model.config.get_text_config().vocab_size
-        ids = [1 + place % (vocabulary - 1) for place in range(_CHECK_TOKENS)]
+        ids = [1 + place % (self.vocabulary - 1) for place in range(_CHECK_TOKENS)]
         try:
             with torch.inference_mode():
                 plain = self._model(input_ids=torch.tensor([ids], device=self._device)).logits[0, -1].float()

@@ -5,13 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 
 import torch
 
+from lightning_sdk.errors import PublishError
+from lightning_sdk.plugins import Probe
 from lightning_sdk.policy.engine import (
     Delta,
     FinishReason,
@@ -22,9 +27,11 @@ from lightning_sdk.policy.engine import (
     Tokenizer,
 )
 from lightning_sdk.policy.errors import ApiError, internal, invalid, queue_full, shutting_down
+from lightning_sdk.policy.probing import check_probe, compare
 from lightning_sdk.policy.stop_text import StoppableText
 from lightning_sdk.policy.transformers_engine.forward import BatchedModel
 from lightning_sdk.policy.transformers_engine.sampling import make_generator, sample
+from lightning_sdk.policy.transformers_engine.weights import NewWeights
 
 _log = logging.getLogger(__name__)
 
@@ -38,7 +45,9 @@ class _Row:
     """One choice of one answer. While it runs it is in slot number "its place among the running rows"."""
 
     choice: int
-    prompt: Sequence[int]
+    asked: Sequence[int]
+    # What its slot must hold before it samples: what was asked, and after new weights what it sampled as well.
+    prompt: Sequence[int] = field(init=False)
     params: SamplingParams
     text: StoppableText
     generator: torch.Generator
@@ -46,6 +55,21 @@ class _Row:
     sampled: list[int] = field(default_factory=list)
     # Set by the caller's thread, read between two steps.
     given_up: bool = False
+
+    def __post_init__(self) -> None:
+        self.prompt = self.asked
+
+
+@dataclass(slots=True, eq=False)
+class _Update:
+    """New weights that wait for their turn."""
+
+    new: NewWeights
+    version: int
+    probe: Probe | None
+    # When, by the monotonic clock, they wait for running rows no longer.
+    deadline_s: float
+    done: Future[None] = field(default_factory=Future)
 
 
 class TransformersEngine:
@@ -83,6 +107,9 @@ class TransformersEngine:
         # The latter once more, in the order of their turns.
         self._reading: deque[_Row] = deque()
         self._waiting: deque[_Row] = deque()
+        self._update: _Update | None = None
+        self._to_score: deque[tuple[Sequence[int], Future[list[float]]]] = deque()
+        self._one_publish = threading.Lock()
         self._changed = threading.Condition()
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="lightning-policy-engine", daemon=True)
@@ -126,6 +153,41 @@ class TransformersEngine:
             if unfinished:
                 self._give_up(rows)
 
+    async def publish(
+        self, weights: Path, version: int, *, probe: Probe | None, drain_timeout_s: float
+    ) -> None:
+        """See `engine.Engine.publish`."""
+        work = partial(self._publish, weights, version, probe, drain_timeout_s)
+        # A thread that nobody can cancel.
+        await asyncio.get_running_loop().run_in_executor(None, work)
+
+    def _publish(self, weights: Path, version: int, probe: Probe | None, drain_timeout_s: float) -> None:
+        with self._one_publish:
+            if version < self.policy_version:
+                raise PublishError(
+                    f"version {version} is older than {self.policy_version}, which is served: publish a later one"
+                )
+            if probe is not None:
+                check_probe(probe, self._model.vocabulary, self.context_length)
+            new = self._model.weights.read(weights)
+            update = _Update(new, version, probe, time.monotonic() + drain_timeout_s)
+            with self._changed:
+                if self._closing:
+                    raise PublishError("the endpoint is shutting down: publish again to its successor")
+                self._update = update
+                self._changed.notify()
+            update.done.result()
+
+    async def score(self, token_ids: Sequence[int]) -> list[float]:
+        """See `engine.Engine.score`."""
+        scored: Future[list[float]] = Future()
+        with self._changed:
+            if self._closing:
+                raise shutting_down()
+            self._to_score.append((token_ids, scored))
+            self._changed.notify()
+        return await asyncio.wrap_future(scored)
+
     def close(self) -> None:
         """Stop: what still runs is refused, and the thread ends."""
         with self._changed:
@@ -142,7 +204,7 @@ class TransformersEngine:
     ) -> _Row:
         return _Row(
             choice=choice,
-            prompt=prompt,
+            asked=prompt,
             params=params,
             text=StoppableText(self.tokenizer, params.stop),
             generator=make_generator(params.seed, choice),
@@ -187,13 +249,17 @@ class TransformersEngine:
     def _wait_for_work(self) -> bool:
         """Whether there is some; False once the engine closes."""
         with self._changed:
-            while not (self._rows or self._waiting or self._closing):
+            while not (self._rows or self._waiting or self._update or self._to_score or self._closing):
                 self._changed.wait()
             return not self._closing
 
     def _turn(self) -> None:
         """One step of the batch, after those who left, those who joined, and a bounded part of prompts."""
         self._leave([place for place, row in enumerate(self._rows) if row.given_up])
+        self._score_those_asked()
+        update = self._update
+        if update is not None and (not self._rows or time.monotonic() >= update.deadline_s):
+            self._exchange_weights(update)
         while (row := self._next_waiting()) is not None:
             self._model.slots.claim(len(self._rows) - 1, row.prompt)
             self._reading.append(row)
@@ -207,12 +273,56 @@ class TransformersEngine:
     def _next_waiting(self) -> _Row | None:
         """Move the next row from waiting to running; None where there is none or no room."""
         with self._changed:
-            while self._waiting and len(self._rows) < self._max_batch:
+            # None starts while new weights wait for those that run.
+            while self._update is None and self._waiting and len(self._rows) < self._max_batch:
                 row = self._waiting.popleft()
                 if not row.given_up:
                     self._rows.append(row)
                     return row
         return None
+
+    def _exchange_weights(self, update: _Update) -> None:
+        back: Callable[[], None] | None = None
+        try:
+            back = self._model.weights.put(update.new)
+            if update.probe is not None:
+                compare(update.probe, [self._model.score(ids) for ids in update.probe.token_ids])
+        except Exception as error:
+            if back is not None:
+                back()
+            if not isinstance(error, PublishError):
+                _log.exception("new weights failed; those before them serve on")
+                error = PublishError(
+                    f"the new weights fail here ({type(error).__name__}): the endpoint's log says more"
+                )
+            failure: PublishError | None = error
+        else:
+            failure = None
+            self.policy_version = update.version
+            self._read_again()
+        with self._changed:
+            self._update = None
+        if failure is not None:
+            update.done.set_exception(failure)
+        else:
+            update.done.set_result(None)
+
+    def _read_again(self) -> None:
+        """Compute what running rows hold once more, from the present weights, before they sample on."""
+        self._model.slots.forget()
+        for row in self._rows[: self._sampling]:
+            row.prompt = [*row.asked, *row.sampled]
+            self._reading.append(row)
+        self._sampling = 0
+
+    def _score_those_asked(self) -> None:
+        while self._to_score:
+            ids, scored = self._to_score.popleft()
+            try:
+                scored.set_result(self._model.score(ids))
+            except Exception as error:
+                _log.exception("scoring failed")
+                scored.set_exception(internal(error))
 
     def _read_on(self, row: _Row) -> int:
         """Run the next piece of a prompt that no slot holds yet; after the last one sample the first token.
@@ -287,7 +397,14 @@ class TransformersEngine:
             rows = [*self._rows, *self._waiting]
             self._rows.clear()
             self._waiting.clear()
+            scores = list(self._to_score)
+            self._to_score.clear()
+            update, self._update = self._update, None
         self._reading.clear()
         self._sampling = 0
         for row in rows:
             row.deliver(make_error())
+        for _, scored in scores:
+            scored.set_exception(make_error())
+        if update is not None:
+            update.done.set_exception(PublishError(f"{make_error().message}: nothing was published"))

@@ -119,10 +119,14 @@ class KeyValueSlots(Cache):
         self._clock += 1
         self._used_at[slot] = self._clock
 
+    def forget(self) -> None:
+        """Hold nothing any more: what is there was computed from other weights."""
+        self.tokens = [[] for _ in range(self.count)]
+
     def clear(self) -> None:
         """Forget everything and free the memory."""
         self._keys, self._values, self._columns = [], [], 0
-        self.tokens = [[] for _ in range(self.count)]
+        self.forget()
 
     def _copy(self, source: int, target: int, width: int) -> None:
         for held in (*self._keys, *self._values):
