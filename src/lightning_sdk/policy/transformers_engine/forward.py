@@ -68,7 +68,9 @@ class BatchedModel:
         targets = torch.tensor(ids[1:], device=self._device)
         scored: list[float] = []
         # In pieces: the vocabulary in float32 for a whole context would be gigabytes.
-        for part, target in zip(logits.split(_SCORE_TOKENS), targets.split(_SCORE_TOKENS), strict=True):
+        for part, target in zip(
+            torch.split(logits, _SCORE_TOKENS), torch.split(targets, _SCORE_TOKENS), strict=True
+        ):
             logprobs = torch.log_softmax(part.float(), -1)
             scored.extend(logprobs.gather(-1, target[:, None])[:, 0].tolist())
         return scored
