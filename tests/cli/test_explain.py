@@ -237,6 +237,7 @@ def test_json_has_every_number(capsys: pytest.CaptureFixture[str]) -> None:
         "rollouts": 3,
         "rollout_tokens": 7,
         "weight": pytest.approx(1 / 21),
+        "constant_length": None,
     }
 
 
