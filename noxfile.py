@@ -33,7 +33,7 @@ def quickstart(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """The whole suite, on the extras that it needs."""
     session.install("--quiet", TORCH)
-    session.install("--quiet", "-e", ".[torch]", *_group("test"))
+    session.install("--quiet", "-e", ".[lora]", *_group("test"))
     session.run("pytest", *session.posargs)
 
 
@@ -57,7 +57,7 @@ def base(session: nox.Session, protobuf: str) -> None:
 def lint(session: nox.Session) -> None:
     """Style, types, and the direction of imports."""
     session.install("--quiet", TORCH)
-    session.install("--quiet", "-e", ".[torch]", *_group("lint"))
+    session.install("--quiet", "-e", ".[lora]", *_group("lint"))
     session.run("ruff", "check")
     session.run("ruff", "format", "--check")
     session.run("mypy")

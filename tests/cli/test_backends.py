@@ -87,9 +87,11 @@ def test_ours_is_usable(capsys: pytest.CaptureFixture[str]) -> None:
     }
     assert main(["backends"]) == 0
     assert capsys.readouterr().out == (
-        "backend  from                 mode     fidelity  state\n"
-        "jsonl    agent-lightning-sdk  offline  text      "
+        "backend   from                 mode     fidelity  state\n"
+        "jsonl     agent-lightning-sdk  offline  text      "
         "usable: dataset of transitions, one JSON object a line\n"
+        "torch_rl  agent-lightning-sdk  online   engine    "
+        "usable: LightningRL with torch on this machine, all weights or LoRA\n"
     )
 
 
@@ -98,6 +100,7 @@ def test_each_one_says_what_it_lacks(capsys: pytest.CaptureFixture[str]) -> None
     rows = listed(capsys)
     assert {name: row["problem"] for name, row in rows.items()} == {
         "jsonl": None,
+        "torch_rl": None,
         "counting": None,
         "training": None,
         "lacking": "needs a GPU",

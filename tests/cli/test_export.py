@@ -93,7 +93,7 @@ def test_groups_are_whole_and_handed_on_as_soon_as_they_are(spool: Path) -> None
     [
         (
             ["--backend", "jsonll"],
-            "lsdk: no backend is called 'jsonll': did you mean 'jsonl'? installed are jsonl\n",
+            "lsdk: no backend is called 'jsonll': did you mean 'jsonl'? installed are jsonl, torch_rl\n",
         ),
         (["--format", "parquet"], "lsdk: format 'parquet' is unknown: the formats are transitions\n"),
         (
