@@ -6,8 +6,7 @@ import json
 import os
 import signal
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final
@@ -15,6 +14,7 @@ from typing import Any, Final
 import click
 from click.core import ParameterSource
 
+from lightning_sdk.cli import wording
 from lightning_sdk.cli.console import notice
 from lightning_sdk.cli.example import example
 from lightning_sdk.cli.reading import Source, json_option, source_options
@@ -129,7 +129,7 @@ _KEPT: Final = (
 @source_options
 @json_option
 @click.pass_context
-def command(context: click.Context, source: Source, **given: Any) -> int:
+def command(context: click.Context, /, source: Source, **given: Any) -> int:
     """Run MODULE:FUNCTION once for each task, or -n times, and record every rollout.
 
     The function is imported from the working directory and gets one argument, the task's row. It need not be traced.
@@ -147,67 +147,90 @@ def command(context: click.Context, source: Source, **given: Any) -> int:
         ray_address=settings["ray_address"],
     )
     plan = None if settings["resume"] else _plan(settings)
-    with Runner(
-        workers,
-        _options(settings),
-        run_id=run_id,
-        resume=bool(settings["resume"]),
-        home=source.home.path,
-        endpoint=source.endpoint,
-        token=source.token,
-        kept={name: settings[name] for name in _KEPT},
-    ) as runner:
+    kept = {name: settings[name] for name in _KEPT}
+    with (
+        _Interrupts() as interrupts,
+        Runner(
+            workers,
+            _options(settings),
+            run_id=run_id,
+            resume=bool(settings["resume"]),
+            home=source.home.path,
+            endpoint=source.endpoint,
+            token=source.token,
+            kept=kept if plan is None else {**kept, "groups": len(plan)},
+        ) as runner,
+    ):
+        # All that is to be run is in the journal before anything stops us, or it could not be resumed.
         if plan is None:
             runner.restore_all(reopen_bad=settings["retry_failed"])
         else:
             for task, round in plan:
                 runner.submit([task], settings["n"], round=round, split=settings["split"])
-        return _follow(runner, source, as_json=settings["as_json"])
+        return _follow(runner, source, interrupts, as_json=settings["as_json"])
 
 
-def _follow(runner: Runner, source: Source, *, as_json: bool) -> int:
+def _follow(runner: Runner, source: Source, interrupts: _Interrupts, *, as_json: bool) -> int:
     """Watch a run to its end; returns the exit code."""
     # Here, because --help needs none of it.
     from lightning_sdk.cli.run_progress import RunView
 
     view = RunView(runner, source)
     code = 0
-    with _interrupts():
-        try:
-            view.watch()
-        except KeyboardInterrupt:
-            notice(f"stopping run {runner.run_id} (again Ctrl-C: at once)")
-            runner.stop("interrupted")
-            code = _INTERRUPTED
-        except RunError as error:
-            runner.stop("given up")
-            notice(f"lsdk: {error}")
-            code = _GIVEN_UP
+    try:
+        interrupts.allow()
+        view.watch()
+    except KeyboardInterrupt:
+        notice(f"stopping run {runner.run_id}")
+        runner.stop("interrupted")
+        code = _INTERRUPTED
+    except RunError as error:
+        runner.stop("given up")
+        notice(f"lsdk: {error}")
+        code = _GIVEN_UP
     runner.settle()
     summary = view.finish(as_json=as_json)
     if summary.open:
         again = " --retry-failed" if code == _GIVEN_UP else ""
-        notice(f"{summary.open:,} rollouts are left: lsdk run --resume {runner.run_id}{again}")
+        left = wording.count(summary.open, "rollout")
+        notice(f"{left} left: lsdk run --resume {runner.run_id}{again}")
     elif code == 0 and summary.bad == summary.rollouts:
         code = _GIVEN_UP
     return code
 
 
-@contextmanager
-def _interrupts() -> Iterator[None]:
-    """SIGTERM stops a run as Ctrl-C does."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
+class _Interrupts:
+    """Ctrl-C and SIGTERM raise KeyboardInterrupt, but not before `allow`: then those that came meanwhile do."""
 
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
+    def __init__(self) -> None:
+        self._allowed = False
+        self._came = False
+        self._before: dict[int, Any] = {}
 
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    def __enter__(self) -> _Interrupts:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._interrupt)
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def allow(self) -> None:
+        """Raise KeyboardInterrupt from now on.
+
+        Raises:
+            KeyboardInterrupt: an interrupt came before.
+        """
+        self._allowed = True
+        if self._came:
+            raise KeyboardInterrupt
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        self._came = True
+        if self._allowed:
+            raise KeyboardInterrupt
 
 
 def _settled(context: click.Context, source: Source, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -225,7 +248,12 @@ def _settled(context: click.Context, source: Source, given: Mapping[str, Any]) -
     if given["task_files"] or given["run_id"]:
         raise click.UsageError("--resume goes on with the run's own tasks: leave out --tasks and --run-id")
     run_id = _whole_run_id(source, given["resume"])
-    kept = restore(read_journal(run_directory(source.home, run_id))).options
+    restored = restore(read_journal(run_directory(source.home, run_id)))
+    kept = restored.options
+    if len(restored.groups) < kept.get("groups", 0):
+        raise RunError(
+            f"{run_id} was killed before all of its tasks were noted: run it anew, under another id"
+        )
     for name in _KEPT:
         parameter = context.get_parameter_source(name)
         if name in kept and parameter in (ParameterSource.DEFAULT, None):

@@ -105,7 +105,7 @@ class RunView:
         if as_json:
             print_json(facts)
         else:
-            show(*_lines(facts))
+            show(*_lines(facts), table=True)
         states = facts["states"]
         return Outcome(
             rollouts=sum(states.values()),

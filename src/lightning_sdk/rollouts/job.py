@@ -141,5 +141,5 @@ def _from_json(adapter: TypeAdapter[_T], data: bytes | str) -> _T:
         ) from None
 
 
-_JOBS: Final = TypeAdapter(Job)
-_RESULTS: Final = TypeAdapter(Result)
+_JOBS: TypeAdapter[Job] = TypeAdapter(Job)
+_RESULTS: TypeAdapter[Result] = TypeAdapter(Result)

@@ -12,7 +12,7 @@ import orjson
 
 from lightning_sdk.errors import ConfigError
 
-_HUB_NAME: Final = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_HUB_NAME: Final = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 # Files that `datasets` writes when a data set is saved to disk.
 _SAVED: Final = ("dataset_info.json", "dataset_dict.json", "state.json")
 

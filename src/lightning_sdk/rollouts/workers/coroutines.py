@@ -60,10 +60,10 @@ class AsyncWorkers:
         loop, self._loop = self._loop, None
         if loop is None or self._thread is None:
             return
-        asyncio.run_coroutine_threadsafe(self._end_all(), loop).result()
-        loop.call_soon_threadsafe(loop.stop)
-        self._thread.join()
-        if not asyncio.all_tasks(loop):
+        left = asyncio.run_coroutine_threadsafe(self._end_all(), loop).result()
+        if left == 0:
+            loop.call_soon_threadsafe(loop.stop)
+            self._thread.join()
             loop.close()
 
     def _begin(self, job: Job) -> None:
@@ -84,9 +84,12 @@ class AsyncWorkers:
         if task is not None:
             task.cancel()
 
-    async def _end_all(self) -> None:
+    async def _end_all(self) -> int:
+        """Cancel what runs; returns how many coroutines go on all the same."""
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
+        await asyncio.get_running_loop().shutdown_default_executor()
+        return len(asyncio.all_tasks()) - 1

@@ -15,7 +15,7 @@ from lightning_sdk.rollouts.job import Job, Result, cancelled, ended_outside
 from lightning_sdk.rollouts.workers.process import WorkerProcess
 
 # How long processes have to flush and end by themselves at the end, all together.
-_CLOSE_TIMEOUT_S: Final = 10.0
+_CLOSE_TIMEOUT_S: Final = 5.0
 
 
 class ProcessWorkers:
