@@ -105,7 +105,7 @@ class RunView:
         if as_json:
             print_json(facts)
         else:
-            show(*_lines(facts), table=True)
+            show(*_lines(facts))
         states = facts["states"]
         return Outcome(
             rollouts=sum(states.values()),
@@ -174,9 +174,10 @@ def _lines(facts: dict[str, Any]) -> list[Text]:
     if facts["calls"]:
         tokens = facts["prompt_tokens"] + facts["response_tokens"]
         line += f"; {wording.count(facts['calls'], 'call')}" + (f", {tokens:,} tokens" if tokens else "")
-    lines = [Text(f"run {wording.one_line(facts['run_id'])}: {line}")]
+    lines = [wording.one_line(f"run {facts['run_id']}: {line}")]
     lines += [
-        Text(f"  {wording.one_line(sentence)} ({wording.count(count, 'time')})")
+        f"  {wording.one_line(sentence)} ({wording.count(count, 'time')})"
         for sentence, count in facts["errors"].items()
     ]
-    return lines
+    # One line each, whatever the terminal's width.
+    return [Text(line, no_wrap=True, overflow="ignore") for line in lines]
