@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -9,11 +10,10 @@ from typing import Any, Final
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-from rich.text import Text
 
 from lightning_sdk._proto.read_pb2 import RolloutQuery
 from lightning_sdk.cli import wording
-from lightning_sdk.cli.console import notice, print_json, show
+from lightning_sdk.cli.console import notice, print_json
 from lightning_sdk.cli.reading import Source, call_views, load
 from lightning_sdk.cli.tokens import episode_tokens
 from lightning_sdk.errors import LightningError
@@ -105,7 +105,8 @@ class RunView:
         if as_json:
             print_json(facts)
         else:
-            show(*_lines(facts))
+            # One line each, whatever the terminal's width.
+            sys.stdout.write("".join(f"{line}\n" for line in _lines(facts)))
         states = facts["states"]
         return Outcome(
             rollouts=sum(states.values()),
@@ -161,7 +162,7 @@ class RunView:
         }
 
 
-def _lines(facts: dict[str, Any]) -> list[Text]:
+def _lines(facts: dict[str, Any]) -> list[str]:
     states, seconds = facts["states"], facts["seconds"]
     rollouts = sum(states.values())
     took = wording.duration(0, int(seconds * 1e9))
@@ -179,5 +180,4 @@ def _lines(facts: dict[str, Any]) -> list[Text]:
         f"  {wording.one_line(sentence)} ({wording.count(count, 'time')})"
         for sentence, count in facts["errors"].items()
     ]
-    # One line each, whatever the terminal's width.
-    return [Text(line, no_wrap=True, overflow="ignore") for line in lines]
+    return lines
