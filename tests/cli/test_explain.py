@@ -10,16 +10,32 @@ from __future__ import annotations
 
 import json
 import re
+import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lightning_sdk.cli.main import main
+from lightning_sdk._proto.read_pb2 import RolloutQuery
+from lightning_sdk.client.ends import write_end
+from lightning_sdk.client.producer import Producer
+from lightning_sdk.collector.store.sqlite_read import SqliteReader
 from lightning_sdk.home import Home
 from support.cli_rollouts import write_rollout
 from support.explained_group import AIR, explained_id, write_group
+from support.lsdk import refused, run
 
+STATES = """\
+def name(transition):
+    return len(transition.prompt_token_ids or ())
+
+def worth(table):
+    return [3.0] * table.calls
+
+def nothing(table, values):
+    return values
+"""
 DOCS = Path(__file__).parents[2] / "docs" / "credit.md"
 
 
@@ -28,23 +44,10 @@ def _group(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.chdir(tmp_path)
     Path("air.toml").write_text(AIR)
+    Path("states.py").write_text(STATES)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "states", raising=False)
     write_group(Home.locate().spool)
-
-
-def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    code = main(arguments)
-    out, err = capsys.readouterr()
-    assert (code, err) == (0, ""), err
-    return out
-
-
-def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    code = main(arguments)
-    out, err = capsys.readouterr()
-    assert (code, out) == (2, ""), err
-    assert err.startswith("lsdk: ")
-    assert err.count("\n") == 1
-    return err
 
 
 # Return: -0.2 + 1 and AIR's -0.1: 0.7. The others' entries are 0 and 1, mean 0.5: advantage 0.2. R = 3 (d has no
@@ -187,6 +190,35 @@ def test_a_rollout_without_a_reward_says_so(capsys: pytest.CaptureFixture[str]) 
         # (0.8 + 0 + 1) / 3 = 0.6; over that mean: -1.
         (["--baseline", "max_rl"], "(credit 0 - baseline 0.6) / 0.6 = advantage -1"),
         (["--baseline", "dr_grpo"], "1/R = 0.3333, over the constant length that the trainer sets"),
+        (["--baseline", "dr_grpo", "--constant-length", "10"], "1/R x 1/L = 1/3 x 1/10 = 0.03333"),
+        (["--baseline", "mean", "--baseline-param", "by=group"], "all agents: 000aeeee 0.8"),
+        # 7 tokens of 0.8, 2 of 0 and 3 of 1: mean 8.6 / 12.
+        (
+            ["--baseline", "reinforce++", "--agents", "solver"],
+            "000aeeee 7 tokens of 0.8 000beeee 2 tokens of 0 000ceeee 3 tokens of 1 mean of the 12 tokens = 0.7167",
+        ),
+        (["--baseline", "reinforce++", "--agents", "solver"], "as if this group were all of it"),
+        # The solver's entries are 0.8, 0 and 1, less their mean 0.6.
+        (
+            ["--baseline", "reinforce++_baseline", "--agents", "solver"],
+            "mean of all = (0.8 + 0 + 1) / 3 = 0.6 tokens: 000aeeee 7 tokens of 0.2",
+        ),
+        (
+            ["--credit", "discounted", "--credit-param", "gamma=0.5"],
+            "mean of others = (0.225 + 1) / 2 = 0.6125",
+        ),
+        (
+            ["--credit", "gigpo", "--state-key", "states:name"],
+            "gigpo: the rollout's return against its group's, and the call's against those from the same state",
+        ),
+        (
+            ["--credit", "states:worth", "--baseline", "states:nothing"],
+            "credit 3 - baseline 0 = advantage +3",
+        ),
+        (["--models", "other*"], "not trained: other_model"),
+        (["--policies", "main"], "not trained: other_model"),
+        (["--max-tokens", "4"], "not trained: over_length (prompt and response are longer than asked for)"),
+        (["--min-policy-version", "3"], "not trained: policy_too_old"),
         (["--credit", "discounted"], "discounted: a call is worth its own reward and all later ones"),
         (["--credit", "broadcast_scope"], "a call is worth the rewards of its scope and of those around it"),
     ],
@@ -239,6 +271,73 @@ def test_json_has_every_number(capsys: pytest.CaptureFixture[str]) -> None:
         "weight": pytest.approx(1 / 21),
         "constant_length": None,
     }
+
+
+def test_a_failure_reward_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    spool = Home.locate().spool
+    killed = write_rollout(spool, 1, reward=None, ended=False)
+    with closing(Producer(spool)) as producer:
+        write_end(
+            producer,
+            rollout_id=killed,
+            attempt=1,
+            group_id="group of math-17",
+            run_id="nightly",
+            project="default",
+            outcome="truncated",
+            truncation_reason="timeout",
+        )
+    out = run(capsys, "explain", "0001", "--failure-reward", "-1")
+    assert out.startswith(f"rollout {killed}  truncated (timeout), incomplete\n")
+    assert "RETURN\n  -1, the failure reward: it ended so, and no reward was emitted\n" in out
+
+
+def test_calls_for_learning_from_text_are_taken_on_demand(capsys: pytest.CaptureFixture[str]) -> None:
+    out = run(capsys, "explain", "000a", "--call", "2", "--text", "--agents", "critic")
+    assert "not trained" not in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--credit", "turn_gae"], "--credit turn_gae needs values that no record has"),
+        (["--credit", "gigpo"], "give state_key="),
+        (["--credit", "gigpo", "--baseline", "rloo", "--state-key", "states:name"], "leave the baseline out"),
+        (["--credit", "brodcast"], "no credit is called 'brodcast'"),
+        (["--state-key", "states:name"], "--state-key does nothing with --credit broadcast"),
+        (["--credit-param", "gamma"], "'gamma' is no KEY=VALUE"),
+        (["--credit-param", "gamma=1"], "credit 'broadcast' has no parameter 'gamma'"),
+        (["--credit", "discounted", "--credit-param", "gamma=high"], "gamma='high'; give a number"),
+        (["--credit", "gigpo", "--credit-param", "state_key=x:y"], "is given as --state-key"),
+        (["--baseline-param", "by=group", "--baseline-param", "by=agent"], "by=… was given twice"),
+        (["--baseline-param", "by=task"], "by is 'task'; give 'agent' or 'group'"),
+        (["--baseline", "states:nowhere"], "--baseline states:nowhere cannot be imported"),
+        (["--baseline", "nowhere:f"], "--baseline nowhere:f cannot be imported"),
+        (["--constant-length", "5"], "constant_length=5 does nothing here"),
+        (["--failure-reward", "nan"], "failure_reward is nan"),
+        (["--agents", "a||b"], "is no name pattern"),
+    ],
+)
+def test_what_cannot_be_learned_so_is_refused(
+    arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert complaint in refused(capsys, "explain", "000a", *arguments)
+
+
+def test_a_call_is_found_without_reading_other_rollouts(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(capsys, "rollouts")  # adopts the spool
+    queries: list[RolloutQuery] = []
+    read = SqliteReader.read_rollouts
+
+    def noted(reader: SqliteReader, query: RolloutQuery) -> Any:
+        queries.append(query)
+        return read(reader, query)
+
+    monkeypatch.setattr(SqliteReader, "read_rollouts", noted)
+    run(capsys, "explain", "ca_b0")
+    assert all(query.call_id_prefixes or query.rollout_id_prefixes for query in queries)
 
 
 def test_what_is_not_there_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,6 +22,7 @@ from lightning_sdk.home import Home
 from lightning_sdk.ids import new_producer
 from support.cli_episodes import at
 from support.cli_rollouts import Script, rollout_id, write_rollout
+from support.lsdk import refused, run
 
 
 @pytest.fixture(autouse=True)
@@ -29,29 +30,6 @@ def _plain(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TZ", "UTC")
     time.tzset()
     monkeypatch.setenv("COLUMNS", "100")
-
-
-@pytest.fixture
-def spool() -> Path:
-    return Home.locate().spool
-
-
-def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """The output of a command that works and has nothing to say on stderr."""
-    code = main(arguments)
-    out, err = capsys.readouterr()
-    assert (code, err) == (0, ""), err
-    return out
-
-
-def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """The one line with which a command refuses."""
-    code = main(arguments)
-    out, err = capsys.readouterr()
-    assert (code, out) == (2, ""), err
-    assert err.startswith("lsdk: ")
-    assert err.count("\n") == 1
-    return err
 
 
 def test_rollouts_are_listed_newest_first(spool: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,27 +19,7 @@ from lightning_sdk.collector.store.home import open_home_store
 from lightning_sdk.home import Home
 from support.cli_rollouts import rollout_id, write_rollout
 from support.collectors import collector_thread
-
-
-@pytest.fixture
-def spool() -> Path:
-    return Home.locate().spool
-
-
-def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    code = main(arguments)
-    out, err = capsys.readouterr()
-    assert (code, err) == (0, ""), err
-    return out
-
-
-def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    code = main(arguments)
-    out, err = capsys.readouterr()
-    assert (code, out) == (2, ""), err
-    assert err.startswith("lsdk: ")
-    assert err.count("\n") == 1
-    return err
+from support.lsdk import refused, run
 
 
 def shown(capsys: pytest.CaptureFixture[str], rollout: str, *arguments: str) -> dict[str, Any]:

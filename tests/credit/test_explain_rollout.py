@@ -2,12 +2,13 @@
 
 1. Entries, baseline, advantage and weight fit together, and are what `compute_advantages` and `weight_rows` give.
 2. What is not trained says why, and has no weight.
-3. What a group alone cannot tell is refused.
+3. Whitening is told as if the group were the whole batch.
 """
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 
@@ -49,7 +50,9 @@ def test_the_way_from_rewards_to_weights() -> None:
     assert places == [(0, 3, 3), (1, 3, 1)]
 
 
-@pytest.mark.parametrize("baseline", ["rloo", "mean", "grpo", "dr_mas", "max_rl", "dr_grpo", "none"])
+@pytest.mark.parametrize(
+    "baseline", ["rloo", "mean", "grpo", "dr_mas", "max_rl", "dr_grpo", "none", "reinforce++"]
+)
 @pytest.mark.parametrize("credit", ["broadcast", "broadcast_scope", "per_call", "discounted"])
 def test_the_numbers_are_those_of_training(credit: str, baseline: str) -> None:
     # Of the helper all rewards are 0; the judge is in one rollout alone; the writer's mean 1 and 1 of 2 and 0.
@@ -70,7 +73,7 @@ def test_the_numbers_are_those_of_training(credit: str, baseline: str) -> None:
             assert (each.trained is None) == (each.reason is not None)
             if each.trained is not None and each.trained.weight is not None:
                 weight += each.trained.weight * each.trained.tokens
-            assert baseline == "none" or each.comparison is not None
+            assert baseline in ("none", "reinforce++") or each.comparison is not None
             if each.comparison is not None:
                 assert each.comparison.skipped == each.reason
             if each.comparison is not None and baseline == "rloo" and each.reason is None:
@@ -124,9 +127,78 @@ def test_rules_count_in_all_rollouts_of_the_group() -> None:
     assert [each.baseline for each in told.calls] == [-0.5]
 
 
-def test_what_a_group_cannot_tell_is_refused() -> None:
-    made = group(rollout("a", call(1.0)), rollout("b", call(0.0)))
-    with pytest.raises(ConfigError, match="whitens over all tokens of a training batch"):
-        explain_rollout(made, "a", baseline="reinforce++")
+def test_whitening_is_told_as_if_the_group_were_the_batch() -> None:
+    made = group(rollout("a", call(1.0, tokens=3)), rollout("b", call(0.0, tokens=1)))
+    told = explain_rollout(made, "a", baseline="reinforce++", baseline_params={"epsilon": 0.0})
+    (only,) = told.calls
+    # Three tokens of 1 and one of 0: mean 0.75, variance (3 x 0.25^2 + 0.75^2) / 3 = 0.25.
+    assert only.whitening is not None
+    assert only.whitening.entries == (("a", 3, 1.0), ("b", 1, 0.0))
+    assert (only.whitening.mean, only.whitening.divisor) == (0.75, 0.5)
+    assert (only.comparison, only.baseline, only.scale, only.advantage) == (None, 0.75, 0.5, 0.5)
+
+
+def test_what_is_centred_first_is_whitened_afterwards() -> None:
+    made = group(
+        rollout("a", call(1.0, tokens=3)),
+        rollout("b", call(0.0, tokens=1)),
+        rollout("c", call(0.5, "critic")),
+    )
+    told = explain_rollout(
+        made, "a", credit="per_call", baseline="reinforce++_baseline", baseline_params={"epsilon": 0.0}
+    )
+    (only,) = told.calls
+    assert only.comparison is not None
+    assert (only.comparison.entries, only.comparison.mean) == ((("a", 1.0), ("b", 0.0)), 0.5)
+    # Less 0.5: three tokens of 0.5 and one of -0.5. Mean 0.25, variance (3 x 0.25^2 + 0.75^2) / 3 = 0.25.
+    assert only.whitening is not None
+    assert only.whitening.entries == (("a", 3, 0.5), ("b", 1, -0.5))
+    assert (only.whitening.mean, only.whitening.divisor) == (0.25, 0.5)
+    assert (only.baseline, only.scale, only.advantage) == (0.75, 0.5, 0.5)
+    # The critic is in one rollout alone.
+    (critic,) = explain_rollout(made, "c", credit="per_call", baseline="reinforce++_baseline").calls
+    assert (critic.reason, critic.whitening) == ("lone", None)
+
+
+def test_tokens_of_one_value_have_no_divisor() -> None:
+    made = group(rollout("a", call(1.0)), rollout("b", call(1.0)))
+    (only,) = explain_rollout(made, "a", baseline="reinforce++").calls
+    assert only.whitening is not None
+    assert (only.whitening.divisor, only.reason) == (None, "no_variance")
+
+
+def test_parameters_and_selection_are_those_of_training() -> None:
+    made = group(
+        rollout("a", call(1.0), call(0.5, "critic")),
+        rollout("b", call(0.0)),
+        rollout("c", call(), outcome="failed", rewarded=False),
+    )
+    how: dict[str, Any] = {
+        "credit": "discounted",
+        "credit_params": {"gamma": 0.5},
+        "baseline": "grpo",
+        "baseline_params": {"by": "group", "ddof": 0},
+        "failure_reward": -1.0,
+    }
+    trained = compute_advantages([made], **how)
+    told = explain_rollout(made, "a", **how)
+    assert [each.advantage for each in told.calls] == trained.advantage_C[:2].tolist()
+    # 1 + 0.5 x 0.5 = 1.25 and 0.5: the mean is 0.875.
+    for each in told.calls:
+        assert each.comparison is not None
+        assert (each.comparison.agent, each.comparison.is_lone) == (None, False)
+        assert each.comparison.entries == (("a", 0.875), ("b", 0.0), ("c", -1.0))
+    failed = explain_rollout(made, "c", **how)
+    assert (failed.return_, failed.is_failure_reward, told.is_failure_reward) == (-1.0, True, False)
+
+
+def test_under_dr_grpo_a_constant_length_gives_the_weight() -> None:
+    made = group(rollout("a", call(1.0, tokens=3)), rollout("b", call(0.0)))
+    (only,) = explain_rollout(made, "a", baseline="dr_grpo", constant_length=50).calls
+    assert only.trained is not None
+    assert only.trained.weight == pytest.approx(1 / (2 * 50))
+
+
+def test_a_rollout_of_another_group_is_refused() -> None:
     with pytest.raises(ConfigError, match="no rollout 'z'"):
-        explain_rollout(made, "z")
+        explain_rollout(group(rollout("a", call(1.0))), "z")

@@ -507,6 +507,30 @@ class StoreContract:
             assert set(found) == expected
             assert len(found) == len(expected)
 
+    def test_calls_find_their_rollouts_with_and_without_their_kind(self, store: Store) -> None:
+        a, b, ended = Telling("p"), Telling("q"), Telling("r")
+        for telling, name, call_id in ((a, "a", "ca_12"), (b, "b", "ca_13"), (ended, "a", "ca_20")):
+            telling.record(name, join={"pid": 1})
+            telling.call(name, call_id)
+        # What is not a call of a rollout: a tool call, tokens.
+        b.record("b", tool_call={"tool_call_id": "ca_14"})
+        b.record("", tokens={"call_id": "ca_15"})
+        add(store, a, b, ended)
+        for prefixes, expected in (
+            (["ca_12"], {"a"}),
+            (["13"], {"b"}),
+            (["1"], {"a", "b"}),
+            (["ca_2", "nothing"], {"a"}),
+            (["ca_14"], set()),
+            (["ca_15"], set()),
+            (["%"], set()),
+        ):
+            query = RolloutQuery(call_id_prefixes=prefixes)
+            found = names(store, query, ["a", "b"])
+            assert set(found) == expected
+            assert len(found) == len(expected)
+            assert len(list(store.read_rollouts(query))) == len(expected)
+
     def test_a_rollout_is_read_with_all_of_its_records_as_they_were_written(self, store: Store) -> None:
         parent, child = whole_rollout("a"), Telling("child")
         child.record("a", join={"pid": 2})

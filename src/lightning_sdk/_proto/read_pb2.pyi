@@ -6,18 +6,20 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class RolloutQuery(_message.Message):
-    __slots__ = ("project", "run_id", "task_id", "rollout_id_prefixes", "limit")
+    __slots__ = ("project", "run_id", "task_id", "rollout_id_prefixes", "limit", "call_id_prefixes")
     PROJECT_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     TASK_ID_FIELD_NUMBER: _ClassVar[int]
     ROLLOUT_ID_PREFIXES_FIELD_NUMBER: _ClassVar[int]
     LIMIT_FIELD_NUMBER: _ClassVar[int]
+    CALL_ID_PREFIXES_FIELD_NUMBER: _ClassVar[int]
     project: str
     run_id: str
     task_id: str
     rollout_id_prefixes: _containers.RepeatedScalarFieldContainer[str]
     limit: int
-    def __init__(self, project: _Optional[str] = ..., run_id: _Optional[str] = ..., task_id: _Optional[str] = ..., rollout_id_prefixes: _Optional[_Iterable[str]] = ..., limit: _Optional[int] = ...) -> None: ...
+    call_id_prefixes: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, project: _Optional[str] = ..., run_id: _Optional[str] = ..., task_id: _Optional[str] = ..., rollout_id_prefixes: _Optional[_Iterable[str]] = ..., limit: _Optional[int] = ..., call_id_prefixes: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class RolloutSummary(_message.Message):
     __slots__ = ("rollout_id", "project", "run_id", "group_id", "task_id", "split", "attempt", "start_ns", "end_ns", "outcome", "root_agent", "calls", "tool_calls", "rewards", "complete", "revision")

@@ -23,6 +23,8 @@ _CREDITS: Final[Mapping[str, str]] = {
     "broadcast_scope": "a call is worth the rewards of its scope and of those around it",
     "per_call": "a call is worth its own reward",
     "discounted": "a call is worth its own reward and all later ones",
+    "gigpo": "the rollout's return against its group's, and the call's against those from the same state",
+    "hgpo": "the call's return against those from the same state, after ever longer histories alike",
 }
 _BASELINES: Final[Mapping[str, str]] = {
     "rloo": "the mean of the other rollouts' entries",
@@ -31,6 +33,11 @@ _BASELINES: Final[Mapping[str, str]] = {
     "grpo": "the mean of all rollouts' entries, over their standard deviation",
     "dr_mas": "the mean of all rollouts' entries, over their standard deviation",
     "max_rl": "the mean of all rollouts' entries, over that mean",
+    "reinforce++": "whitened over the trained tokens of the batch: as if this group were all of it",
+    "reinforce++_baseline": (
+        "the mean of all rollouts' entries, then whitened over the trained tokens of the batch: as if this group "
+        "were all of it"
+    ),
     "none": "nothing is compared",
 }
 # Why a call is not trained. The transition's own drop reasons are those of docs/dataset.md.
@@ -40,6 +47,9 @@ _REASONS: Final[Mapping[str, str]] = {
     "off_distribution": "sampled otherwise than the policy samples, see its sampling and response format",
     "no_reward": "its rollout got no reward, and none is not 0",
     "running": "its rollout has not ended",
+    "masked_truncated": "its rollout was cut off, and such ones are masked",
+    "over_length": "prompt and response are longer than asked for",
+    "policy_too_old": "an older version sampled it, or another call of its group, than asked for",
     "lost": "a part of its rollout never arrived",
     "lone": "no other rollout that counts to compare with",
     "no_variance": "all that it is compared with is worth the same",
@@ -77,8 +87,10 @@ def render_explanation(explanation: Explanation, calls: Sequence[CallWorth]) -> 
 def _head(explanation: Explanation) -> Iterator[RenderableType]:
     episode = explanation.episode
     complete = "" if episode.complete else ", incomplete"
+    cut = f" ({wording.one_line(episode.truncation_reason)})" if episode.truncation_reason else ""
     yield Text(
-        f"rollout {wording.one_line(episode.rollout_id or '-')}  {episode.outcome}{complete}", style="bold"
+        f"rollout {wording.one_line(episode.rollout_id or '-')}  {episode.outcome}{cut}{complete}",
+        style="bold",
     )
     task = f" of task {wording.one_line(episode.task_id)}" if episode.task_id else ""
     yield Text(f"in a group of {wording.count(explanation.rollouts, 'rollout')}{task}", style="dim")
@@ -138,6 +150,10 @@ def _return(explanation: Explanation) -> Iterator[RenderableType]:
     if explanation.return_ is None:
         yield from _section("RETURN", "none: no reward was emitted, which is not a reward of 0")
         return
+    if explanation.is_failure_reward:
+        told = wording.number(explanation.return_)
+        yield from _section("RETURN", f"{told}, the failure reward: it ended so, and no reward was emitted")
+        return
     terms = [each.value for each in explanation.episode.rewards if not each.replaced]
     terms += [each.value for each in explanation.air]
     yield from _section("RETURN", _sum(terms, explanation.return_))
@@ -159,22 +175,45 @@ def _baseline(explanation: Explanation, calls: Sequence[CallWorth]) -> Iterator[
     own = explanation.episode.rollout_id
     done: set[str | None] = set()
     ids = [rollout for call in calls if call.comparison for rollout, _ in call.comparison.entries]
+    ids += [rollout for call in calls if call.whitening for rollout, _, _ in call.whitening.entries]
     digits = wording.telling_digits([each for each in ids if each])
     for call in calls:
-        if call.comparison is None or call.agent in done:
+        comparison = call.comparison
+        if comparison is None:
             continue
-        done.add(call.agent)
-        agent = wording.one_line(call.agent or "no agent")
-        yield _below(
-            f"{agent}{'' if call.comparison.agent is not None else ', alone in this group, against all agents'}:"
-        )
-        for rollout, entry in call.comparison.entries:
+        agent = None if comparison.agent is None and not comparison.is_lone else call.agent or "no agent"
+        if agent in done:
+            continue
+        done.add(agent)
+        title = "all agents" if agent is None else wording.one_line(agent)
+        yield _below(f"{title}{', alone in this group, against all agents' if comparison.is_lone else ''}:")
+        for rollout, entry in comparison.entries:
             mark = f"  this one{_own_mean(explanation, call)}" if rollout == own else ""
             yield _below(f"{wording.short_id(rollout, digits)}  {wording.number(entry)}{mark}", 4)
-        yield from _mean(name, call, call.comparison, own)
+        yield from _mean(name, call, comparison, own)
+    yield from _whitenings(calls, digits)
     for rollout, reason in explanation.left_out.items():
         which = "this one" if rollout == own else wording.short_id(rollout, digits)
         yield _below(f"left out: {which}, {_reason(reason)}")
+
+
+def _whitenings(calls: Sequence[CallWorth], digits: int) -> Iterator[RenderableType]:
+    done = set()
+    for call in calls:
+        whitening = call.whitening
+        if whitening is None or call.policy in done:
+            continue
+        done.add(call.policy)
+        yield _below(f"tokens{f' of policy {wording.one_line(call.policy)}' if call.policy else ''}:")
+        for rollout, tokens, value in whitening.entries:
+            worth = f"{wording.count(tokens, 'token')} of {wording.number(value)}"
+            yield _below(f"{wording.short_id(rollout, digits)}  {worth}", 4)
+        total = sum(tokens for _, tokens, _ in whitening.entries)
+        if whitening.divisor is None:
+            yield _below(_reason("no_variance"), 4)
+        else:
+            mean, divisor = wording.number(whitening.mean), wording.number(whitening.divisor)
+            yield _below(f"mean of the {total:,} tokens = {mean}; divisor, their deviation, {divisor}", 4)
 
 
 def _own_mean(explanation: Explanation, call: CallWorth) -> str:
@@ -193,7 +232,7 @@ def _mean(name: str, call: CallWorth, comparison: Comparison, own: str | None) -
     if comparison.skipped is not None:
         yield _below(_reason(comparison.skipped), 4)
         return
-    if call.baseline is None:
+    if comparison.mean is None:
         return
     entries = [entry for rollout, entry in comparison.entries if name != "rloo" or rollout != own]
     whole = "others" if name == "rloo" else "all"
@@ -203,8 +242,8 @@ def _mean(name: str, call: CallWorth, comparison: Comparison, own: str | None) -
     divisor = f"({terms}) / {len(entries)}" if len(entries) > 1 else terms
     text = f"mean of {whole} = {divisor}"
     if len(entries) > 1:
-        text += f" = {wording.number(call.baseline)}"
-    if call.scale not in (None, 1.0):
+        text += f" = {wording.number(comparison.mean)}"
+    if call.whitening is None and call.scale not in (None, 1.0):
         text += f"; divisor {wording.number(call.scale)}"
     yield _below(text, 4)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import numbers
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -165,7 +166,23 @@ def _call(
         if unknown:
             takes = f"it takes {', '.join(names)}" if names else "it takes none"
             raise ConfigError(f"{name} has no parameter {unknown[0]!r}; {takes}")
+        for each in taken:
+            _check_kind(name, each, params.get(each.name, each.default))
     return function(*arguments, **params)
+
+
+def _check_kind(name: str, parameter: inspect.Parameter, given: Any) -> None:
+    """Refuse what is no number for a number, and no truth value for one: parameters come from tables and texts."""
+    kinds: Mapping[type, tuple[type, str]] = {
+        bool: (bool, "true or false"),
+        int: (numbers.Integral, "a whole number"),
+        float: (numbers.Real, "a number"),
+    }
+    if type(parameter.default) not in kinds:
+        return
+    kind, wanted = kinds[type(parameter.default)]
+    if not isinstance(given, kind) or (isinstance(given, bool) and kind is not bool):
+        raise ConfigError(f"{name} has {parameter.name}={given!r}; give {wanted}")
 
 
 def _as_column(table: CallTable, value: Any, name: str) -> NDArray[np.float64]:

@@ -8,33 +8,52 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from lightning_sdk.errors import ConfigError
 from lightning_sdk.mdp.advantages import Advantages, compute_advantages
 from lightning_sdk.mdp.air import AirReward, Rule, apply_air, find_air
 from lightning_sdk.mdp.baseline import Baseline, BaselineFunction, find_baseline
-from lightning_sdk.mdp.baseline.cells import Cell
+from lightning_sdk.mdp.baseline.cells import By, Cell, mean
 from lightning_sdk.mdp.baseline.compare import LONE, NO_VARIANCE, LoneAgent, cells_compared
 from lightning_sdk.mdp.credit import Credit, CreditFunction, find_credit
 from lightning_sdk.mdp.episode import Episode, Group
 from lightning_sdk.mdp.select import Selection
 from lightning_sdk.mdp.sequences import Row, build_rows, weight_rows
 
+# The baselines that whiten, and of them the one that compares the rollouts of a group first.
+_WHITENED: Final = "reinforce++"
+_CENTRED: Final = "reinforce++_baseline"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
     """With what the calls of one agent in the rollout are compared."""
 
-    # None: with those of all agents, since in this group no other rollout has this one.
+    # Whose calls are compared; None: those of all agents.
     agent: str | None
+    # All agents take part, since in this group no other rollout has this one.
+    is_lone: bool
     # Each rollout that has a say, this one among them, and its entry: the mean of the credits that count.
     entries: tuple[tuple[str | None, float], ...]
+    # What the entries make of this rollout's baseline; None where the comparison tells nothing.
+    mean: float | None
     # "lone" or "no_variance" where the comparison tells nothing, so that nothing of it is trained.
     skipped: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Whitening:
+    """Over which tokens the calls of a policy are whitened, as if the group were the whole batch."""
+
+    # Of each rollout how many trained tokens have which value.
+    entries: tuple[tuple[str | None, int, float], ...]
+    mean: float
+    # None where all tokens have one value, so that nothing is trained.
+    divisor: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +90,7 @@ class CallWorth:
     scale: float | None
     advantage: float | None
     comparison: Comparison | None
+    whitening: Whitening | None
     # Why it is not trained; None where it is.
     reason: str | None
     trained: TrainedTokens | None
@@ -85,6 +105,8 @@ class Explanation:
     air: tuple[AirReward, ...]
     # With AIR; None where there is no reward.
     return_: float | None
+    # The return is the failure reward, since none was emitted.
+    is_failure_reward: bool
     credit: str
     baseline: str
     calls: tuple[CallWorth, ...]
@@ -100,7 +122,11 @@ def explain_rollout(
     rules: Sequence[Rule] = (),
     credit: str | CreditFunction = "broadcast",
     baseline: str | BaselineFunction | None = None,
+    credit_params: Mapping[str, Any] | None = None,
+    baseline_params: Mapping[str, Any] | None = None,
     selection: Selection | None = None,
+    failure_reward: float | None = None,
+    mask_truncated: bool = False,
     constant_length: int | None = None,
 ) -> Explanation:
     """Explain one rollout.
@@ -110,8 +136,13 @@ def explain_rollout(
         rollout_id: which one.
         rules: AIR, applied to all of them.
         credit: see `compute_advantages`.
-        baseline: see `compute_advantages`. One that whitens over a batch is refused: a group is none.
+        baseline: see `compute_advantages`. One that whitens over a batch is told as if the group were the whole of
+            it; in training there are more groups, and with them other numbers.
+        credit_params: see `compute_advantages`, as the next ones.
+        baseline_params: of the baseline.
         selection: which transitions are trained.
+        failure_reward: the return of failed and truncated rollouts without one.
+        mask_truncated: keep truncated ones out of the loss.
         constant_length: of the loss that `dr_grpo` asks for, see `weight_rows`.
 
     Raises:
@@ -122,26 +153,33 @@ def explain_rollout(
         raise ConfigError(f"the group {group.group_id!r} has no rollout {rollout_id!r}; give one of its own")
     credited = find_credit(credit)
     based = find_baseline(credited.baseline if baseline is None else baseline)
-    if based.name.startswith("reinforce++"):
-        raise ConfigError(
-            f"baseline {based.name!r} whitens over all tokens of a training batch, which a group is not; "
-            "choose one that compares the rollouts of a group, such as 'rloo'"
-        )
     episodes = [apply_air(each, rules) for each in group.episodes]
     advantages = compute_advantages(
-        [dataclasses.replace(group, episodes=episodes)], credit=credit, baseline=baseline, selection=selection
+        [dataclasses.replace(group, episodes=episodes)],
+        credit=credit,
+        baseline=baseline,
+        credit_params=credit_params,
+        baseline_params=baseline_params,
+        selection=selection,
+        failure_reward=failure_reward,
+        mask_truncated=mask_truncated,
     )
     at = found[0]
     table = advantages.table
     trained = _trained_tokens(advantages, rollout_id, constant_length)
-    compared = _comparisons(advantages, credited, based)
+    compared = _comparisons(advantages, credited, based, baseline_params or {})
+    whitened = _whitenings(advantages, based, compared)
     return Explanation(
         episode=group.episodes[at],
         air=tuple(find_air(group.episodes[at], rules)),
-        return_=episodes[at].return_,
+        return_=_known(table.return_E[at]),
+        is_failure_reward=episodes[at].return_ is None and not math.isnan(table.return_E[at]),
         credit=advantages.credit,
         baseline=advantages.baseline,
-        calls=tuple(_worth(advantages, row, compared.get(row), trained) for row in table.calls_of(at)),
+        calls=tuple(
+            _worth(advantages, row, compared.get(row), whitened.get(row), trained)
+            for row in table.calls_of(at)
+        ),
         rollouts=len(episodes),
         left_out={
             each.rollout_id or "": table.reason_E[number] or ""
@@ -155,6 +193,7 @@ def _worth(
     advantages: Advantages,
     row: int,
     comparison: Comparison | None,
+    whitening: Whitening | None,
     trained: Mapping[tuple[str, int], TrainedTokens],
 ) -> CallWorth:
     transition = advantages.table.transitions[row]
@@ -172,6 +211,7 @@ def _worth(
         scale=_known(advantages.scale_C[row]),
         advantage=_known(advantages.advantage_C[row]),
         comparison=comparison,
+        whitening=whitening,
         reason=reason,
         trained=None if reason else trained.get((transition.call_id, transition.choice)),
     )
@@ -181,25 +221,72 @@ def _known(value: Any) -> float | None:
     return None if math.isnan(value) else float(value)
 
 
-def _comparisons(advantages: Advantages, credit: Credit, baseline: Baseline) -> dict[int, Comparison]:
+def _comparisons(
+    advantages: Advantages, credit: Credit, baseline: Baseline, params: Mapping[str, Any]
+) -> dict[int, Comparison]:
     """By row of the table, for what is compared at all."""
-    if not baseline.compares:
+    if not (baseline.compares or baseline.name == _CENTRED):
         return {}
     table = advantages.table
     # As `compute_advantages` has it: only what all agents share can be compared whichever agent has it.
-    lone_agent: LoneAgent = "group" if credit.is_shared else "zero"
-    cells = cells_compared(table, advantages.credit_C, by="agent", lone_agent=lone_agent)
+    lone_agent: LoneAgent = "group" if credit.is_shared and baseline.compares else "zero"
+    by: By = params.get("by", "agent")
+    cells = cells_compared(table, advantages.credit_C, by=by, lone_agent=params.get("lone_agent", lone_agent))
     comparisons = {}
     for (_, agent), (cell, against) in cells.items():
+        skipped = _skipped(against, baseline)
         entries = tuple(
             (table.episodes[episode].rollout_id, entry)
             for episode, entry in zip(against.episodes, against.entries, strict=True)
         )
-        made = Comparison(
-            agent=agent if against is cell else None, entries=entries, skipped=_skipped(against, baseline)
-        )
-        comparisons.update(dict.fromkeys(cell.rows, made))
+        for row in cell.rows:
+            # Whitening adds a mean of its own to the baseline.
+            middle = mean(against.entries) if baseline.name == _CENTRED else advantages.baseline_C[row]
+            comparisons[row] = Comparison(
+                agent=agent if against is cell else None,
+                is_lone=against is not cell,
+                entries=entries,
+                mean=None if skipped else float(middle),
+                skipped=skipped,
+            )
     return comparisons
+
+
+def _whitenings(
+    advantages: Advantages, baseline: Baseline, compared: Mapping[int, Comparison]
+) -> dict[int, Whitening]:
+    """By row of the table, for what is whitened."""
+    if baseline.name not in (_WHITENED, _CENTRED):
+        return {}
+    table = advantages.table
+    counting = table.decision_C & table.in_baseline_E[table.episode_C]
+    by_policy: dict[str | None, list[int]] = defaultdict(list)
+    for row in counting.nonzero()[0].tolist():
+        if row not in compared or not compared[row].skipped:
+            by_policy[table.transitions[row].policy].append(row)
+    whitenings: dict[int, Whitening] = {}
+    trained_C = table.selected_C & table.in_loss_E[table.episode_C]
+    for rows in by_policy.values():
+        tokens: Counter[tuple[str | None, float]] = Counter()
+        for row in rows:
+            if trained_C[row]:
+                middle = compared[row].mean if row in compared else 0.0
+                key = (
+                    table.episodes[table.episode_C[row]].rollout_id,
+                    advantages.credit_C[row] - (middle or 0.0),
+                )
+                tokens[key] += len(table.transitions[row].response_token_ids or ())
+        if not tokens:
+            continue
+        total = sum(tokens.values())
+        flat = len({value for _, value in tokens}) == 1
+        whitening = Whitening(
+            entries=tuple((rollout_id, times, float(value)) for (rollout_id, value), times in tokens.items()),
+            mean=math.fsum(times * value for (_, value), times in tokens.items()) / total,
+            divisor=None if flat else float(advantages.scale_C[rows[0]]),
+        )
+        whitenings.update(dict.fromkeys(rows, whitening))
+    return whitenings
 
 
 def _skipped(against: Cell, baseline: Baseline) -> str | None:

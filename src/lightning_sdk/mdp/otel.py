@@ -27,6 +27,8 @@ _REQUEST_FIELDS: Final = {
     "gen_ai.request.frequency_penalty": "frequency_penalty",
 }
 _STATUS_ERROR: Final = 2
+# What the ids of calls begin with that are known by a span only.
+OTEL_CALL: Final = "otel_"
 
 
 def call_of_span(item: SourcedRecord) -> SourcedRecord | None:
@@ -67,7 +69,7 @@ def _with_call(item: SourcedRecord, trace_id: bytes, span_id: bytes, call: Call)
     record = Record()
     record.CopyFrom(item.record)
     record.trace_id, record.span_id = trace_id, span_id
-    call.call_id = f"otel_{span_id.hex()}" if span_id else f"otel_{item.producer.hex()}_{item.seq}"
+    call.call_id = OTEL_CALL + (span_id.hex() if span_id else f"{item.producer.hex()}_{item.seq}")
     record.call.CopyFrom(call)
     return SourcedRecord(item.producer, item.seq, record)
 

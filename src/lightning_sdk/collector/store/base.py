@@ -27,8 +27,8 @@ class RecordReader(Protocol):
     def list_rollouts(self, query: RolloutQuery) -> Iterator[RolloutSummary]:
         """Summaries, newest first.
 
-        A prefix in `rollout_id_prefixes` may leave out the kind: "3f" finds "ro_3f…". With a limit, the
-        newest.
+        A prefix in `rollout_id_prefixes` may leave out the kind: "3f" finds "ro_3f…"; so may one in
+        `call_id_prefixes`, which finds rollouts by a call of any attempt. With a limit, the newest.
 
         Raises:
             StoreError: the store cannot be read.

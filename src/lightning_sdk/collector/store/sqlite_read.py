@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
@@ -17,7 +17,6 @@ from lightning_sdk.collector.store.sqlite_rollouts import STATE_COLUMNS
 from lightning_sdk.collector.store.summary import RolloutState
 
 _PAGE_ROLLOUTS: Final = 256
-_KIND_PREFIX: Final = "ro_"
 # Greater than every character that may follow a prefix.
 _LAST_CHARACTER: Final = "\U0010ffff"
 
@@ -121,16 +120,31 @@ def _conditions(query: RolloutQuery) -> tuple[str, dict[str, Any]]:
         if value:
             conditions.append(f"{name} = :{name}")
             values[name] = value
+    # One parameter for any number of prefixes; each is a range of an index.
     if query.rollout_id_prefixes:
-        prefixes = set(query.rollout_id_prefixes)
-        prefixes |= {_KIND_PREFIX + prefix for prefix in prefixes if not prefix.startswith(_KIND_PREFIX)}
-        # One parameter for any number of prefixes; each is a range of the index on rollout_id.
         conditions.append(
             "no IN (SELECT found.no FROM json_each(:prefixes) AS prefix CROSS JOIN rollouts AS found "
             "ON found.rollout_id >= prefix.value AND found.rollout_id < prefix.value || :last)"
         )
-        values |= {"prefixes": json.dumps(sorted(prefixes)), "last": _LAST_CHARACTER}
+        values |= {"prefixes": _with_kind(query.rollout_id_prefixes, "ro_"), "last": _LAST_CHARACTER}
+    if query.call_id_prefixes:
+        conditions.append(
+            "no IN (SELECT call.rollout FROM json_each(:calls) AS prefix CROSS JOIN records AS call "
+            "ON call.call_id >= prefix.value AND call.call_id < prefix.value || :last "
+            "WHERE call.kind = :call AND call.rollout IS NOT NULL)"
+        )
+        values |= {
+            "calls": _with_kind(query.call_id_prefixes, "ca_"),
+            "last": _LAST_CHARACTER,
+            "call": KINDS["call"],
+        }
     return " AND ".join(conditions), values
+
+
+def _with_kind(beginnings: Iterable[str], kind: str) -> str:
+    """Beginnings of ids, with and without the kind that may be left out, as JSON."""
+    given = set(beginnings)
+    return json.dumps(sorted(given | {kind + each for each in given if not each.startswith(kind)}))
 
 
 def _read_rollout(connection: sqlite3.Connection, no: int) -> RolloutRecords | None:
