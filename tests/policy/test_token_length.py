@@ -14,8 +14,8 @@ pytest.importorskip("transformers", reason="needs the [torch] extra")
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from lightning_sdk.policy.transformers_engine.loading import HuggingFaceTokenizer
-from lightning_sdk.policy.transformers_engine.token_length import token_bound
+from lightning_sdk.policy.huggingface_tokenizer import HuggingFaceTokenizer
+from lightning_sdk.policy.token_length import token_bound
 
 pytestmark = pytest.mark.model
 

@@ -122,7 +122,7 @@ class ScriptedEngine:
     async def score(self, token_ids: Sequence[int]) -> list[float]:
         return [-1.0] * (len(token_ids) - 1)
 
-    def close(self) -> None:
+    async def stop(self) -> None:
         return
 
     async def generate(

@@ -24,6 +24,20 @@ from lightning_sdk.policy.options import ServeOptions
 )
 @click.argument("model", type=click.Path(path_type=Path), required=False)
 @click.option(
+    "--upstream",
+    "upstreams",
+    multiple=True,
+    metavar="[NAME=]URL",
+    help="A server such as vLLM that samples for the policy NAME (the first), such as http://127.0.0.1:8000/v1.",
+)
+@click.option(
+    "--upstream-token",
+    envvar="LIGHTNING_UPSTREAM_TOKEN",
+    show_envvar=True,
+    metavar="TOKEN",
+    help="API key of the upstream servers.",
+)
+@click.option(
     "--host",
     default=ServeOptions.host,
     metavar="ADDRESS",
@@ -132,6 +146,7 @@ def command(
     model: Path | None,
     name: str | None,
     policies: tuple[str, ...],
+    upstreams: tuple[str, ...],
     **options: Any,
 ) -> None:
     """Serve MODEL, a local Hugging Face directory, as an OpenAI-style endpoint.
@@ -144,7 +159,7 @@ def command(
     from lightning_sdk.policy.server import serve
 
     serve(
-        ServeOptions(policies=served, **options),
+        ServeOptions(policies=served, upstreams=_upstreams(upstreams, served), **options),
         home,
         endpoint=endpoint,
         token=collector_token,
@@ -172,3 +187,16 @@ def _named(model: Path | None, name: str | None, policies: tuple[str, ...]) -> d
     if len(served) < len(pairs):
         raise click.UsageError("two policies have one name: give each another with --name or --policy")
     return served
+
+
+def _upstreams(given: tuple[str, ...], served: dict[str, Path]) -> dict[str, str]:
+    """URLs by policy. One without a name is the first policy's."""
+    urls: dict[str, str] = {}
+    for each in given:
+        name, separator, url = each.partition("=")
+        if not separator or "://" in name:
+            name, url = next(iter(served)), each
+        if name in urls:
+            raise click.UsageError(f"--upstream is given twice for the policy {name!r}: give it once")
+        urls[name] = url
+    return urls

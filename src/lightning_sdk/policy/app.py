@@ -6,6 +6,7 @@ import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from typing import Any
+from urllib.parse import unquote
 
 import orjson
 from starlette.applications import Starlette
@@ -129,10 +130,11 @@ def _card(policy: Policy) -> dict[str, Any]:
 
 def _call_tags(request: Request) -> CallTags:
     headers = request.headers
+    policy, split = headers.get(POLICY_HEADER), headers.get(SPLIT_HEADER)
     return CallTags(
         call_id=choose_call_id(headers.get(CALL_ID_HEADER)),
-        policy=headers.get(POLICY_HEADER),
-        split=headers.get(SPLIT_HEADER),
+        policy=None if policy is None else unquote(policy),
+        split=None if split is None else unquote(split),
         routed=AGENT_HEADER in headers,
     )
 

@@ -169,5 +169,5 @@ class Engine(Protocol):
             ApiError: the engine failed or is shutting down.
         """
 
-    def close(self) -> None:
-        """Stop: what still runs is refused."""
+    async def stop(self) -> None:
+        """End: what still runs is refused, and whatever the engine holds is let go. In the loop that used it."""

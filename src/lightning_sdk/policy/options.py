@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -14,6 +14,10 @@ class ServeOptions:
 
     # Name of each policy to the directory of its model. The first is the default.
     policies: Mapping[str, Path]
+    # Name of a policy to the URL of the server that samples for it, in place of an engine of our own.
+    upstreams: Mapping[str, str] = field(default_factory=dict)
+    # The API key of those servers.
+    upstream_token: str | None = None
     host: str = "127.0.0.1"
     port: int = 8317
     device: Literal["auto", "cpu", "cuda"] = "auto"

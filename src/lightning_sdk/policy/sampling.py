@@ -1,9 +1,9 @@
 """How an answer is sampled: what the request asked for, what the engine does, and what the record says of both.
 
-The calls of training rollouts are sampled as the policy is trained, whatever the agent's code asks for: its
-temperature, penalties and the like would be another distribution than the one that learns, and its fixed seed
-would make all rollouts of a group the same. How long an answer gets, where it stops, how many there are and which
-tools it may call stay the request's.
+The calls of training rollouts, and of those that shall be like them, are sampled as the policy is trained,
+whatever the agent's code asks for: its temperature, penalties and the like would be another distribution than the
+one that learns, and its fixed seed would make all rollouts of a group the same. How long an answer gets, where it
+stops, how many there are and which tools it may call stay the request's.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -50,11 +50,17 @@ def serve(
     admin = _admin(options)
     if endpoint:
         grpc_target(endpoint)
+    _check_upstreams(options)
     for directory in options.policies.values():
         _check_model_directory(directory)
     # Before the models are loaded: a port that is taken should not cost half a minute.
     with _listen(options.host, options.port) as listener, ExitStack() as closing:
-        engines = {name: _load(directory, options, closing) for name, directory in options.policies.items()}
+        engines = {
+            name: _connect(directory, options.upstreams[name], options)
+            if name in options.upstreams
+            else _load(directory, options, closing)
+            for name, directory in options.policies.items()
+        }
         producer = Producer(home.spool, destination=endpoint or "", token=token)
         closing.callback(producer.close)
         training = TrainingSampling(temperature=options.train_temperature)
@@ -65,19 +71,29 @@ def serve(
         logging.getLogger("uvicorn.error").addFilter(_not_answered_twice)
         settings = uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off")
         with _signals_end_quietly():
-            _Server(settings, lambda: on_ready(_base_url(listener))).run(sockets=[listener])
+            _Server(settings, list(engines.values()), lambda: on_ready(_base_url(listener))).run(
+                sockets=[listener]
+            )
 
 
 class _Server(uvicorn.Server):
-    """A server that says when it answers."""
+    """A server that says when it answers, and stops its engines after the last request."""
 
-    def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None]) -> None:
+    def __init__(
+        self, config: uvicorn.Config, engines: Sequence[Engine], on_ready: Callable[[], None]
+    ) -> None:
         super().__init__(config)
+        self._engines = engines
         self._on_ready = on_ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)
         self._on_ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().shutdown(sockets=sockets)
+        for engine in self._engines:
+            await engine.stop()
 
 
 def _not_answered_twice(record: logging.LogRecord) -> bool:
@@ -88,6 +104,26 @@ def _not_answered_twice(record: logging.LogRecord) -> bool:
     error = record.exc_info[1] if record.exc_info else None
     late = type(error).__name__ == "LocalProtocolError" and "state=MUST_CLOSE" in str(error)
     return not late
+
+
+def _connect(directory: Path, url: str, options: ServeOptions) -> Engine:
+    if find_spec("transformers") is None:
+        raise ConfigError("--upstream needs transformers for the model's tokenizer: pip install transformers")
+    from lightning_sdk.policy.upstream_engine import connect_engine
+
+    engine = connect_engine(
+        directory,
+        url,
+        token=options.upstream_token,
+        max_choices=options.max_batch + options.max_queue,
+    )
+    if engine.raw_logprobs and options.train_temperature != 1:
+        raise ConfigError(
+            f"the upstream {url} tells log probabilities before temperature, so none that training at "
+            f"--train-temperature {options.train_temperature:g} could use: start vLLM with --logprobs-mode "
+            "processed_logprobs, or train at temperature 1"
+        )
+    return engine
 
 
 def _load(directory: Path, options: ServeOptions, closing: ExitStack) -> Engine:
@@ -129,6 +165,16 @@ def _admin(options: ServeOptions) -> Admin | None:
     return Admin(
         token=options.admin_token, weights_dir=options.weights_dir, drain_timeout_s=options.drain_timeout_s
     )
+
+
+def _check_upstreams(options: ServeOptions) -> None:
+    for name, url in options.upstreams.items():
+        if name not in options.policies:
+            raise ConfigError(
+                f"--upstream names the policy {name!r}, which is not served: there are {', '.join(options.policies)}"
+            )
+        if not url.startswith(("http://", "https://")):
+            raise ConfigError(f"--upstream {url!r} is no URL such as http://127.0.0.1:8000/v1")
 
 
 def _check_model_directory(model: Path) -> None:

@@ -2,66 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from jinja2.exceptions import TemplateError
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from lightning_sdk.errors import ConfigError
+from lightning_sdk.policy.huggingface_tokenizer import HuggingFaceTokenizer, load_tokenizer, one_line
 from lightning_sdk.policy.transformers_engine.forward import BatchedModel
 from lightning_sdk.policy.transformers_engine.loop import TransformersEngine
-from lightning_sdk.policy.transformers_engine.token_length import token_bound
 
 Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
-
-
-class HuggingFaceTokenizer:
-    """A transformers tokenizer as `engine.Tokenizer`."""
-
-    def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
-        self._bound = token_bound(tokenizer)
-
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of these ids."""
-        return str(
-            self._tokenizer.decode(
-                list(token_ids),
-                skip_special_tokens=skip_special_tokens,
-                clean_up_tokenization_spaces=False,
-            )
-        )
-
-    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None) -> str:
-        """Messages and tools through the chat template.
-
-        Raises:
-            ValueError: the template refuses them.
-        """
-        try:
-            return str(
-                self._tokenizer.apply_chat_template(
-                    list(messages),
-                    tools=list(tools) if tools else None,
-                    add_generation_prompt=True,
-                    tokenize=False,
-                )
-            )
-        except (TemplateError, TypeError, KeyError, AttributeError) as error:
-            raise ValueError(str(error)) from error
-
-    def encode(self, text: str) -> list[int]:
-        """Token ids of rendered text."""
-        return list(self._tokenizer.encode(text, add_special_tokens=False))
-
-    def least_tokens(self, text: str) -> int:
-        """As many as if every token were as long as the longest."""
-        return self._bound.least_tokens(text)
 
 
 def load_engine(
@@ -90,13 +44,13 @@ def load_engine(
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     if threads is not None:
         torch.set_num_threads(threads)
-    tokenizer = _load_tokenizer(directory)
+    tokenizer = load_tokenizer(directory)
     model = _load_model(directory, dtype, chosen)
     batched = BatchedModel(model, slots=2 * max_batch)
     batched.check()
     return TransformersEngine(
         batched,
-        HuggingFaceTokenizer(tokenizer),
+        tokenizer,
         context_length=_context_length(model.config),
         end_ids=_end_ids(model, tokenizer),
         threads=threads,
@@ -110,19 +64,6 @@ def _choose_device(device: Device) -> torch.device:
     if device == "cuda" and not cuda:
         raise ConfigError("--device cuda: torch sees no CUDA device here; use --device cpu or auto")
     return torch.device("cuda" if cuda and device != "cpu" else "cpu")
-
-
-def _load_tokenizer(directory: Path) -> Any:
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        raise ConfigError(f"{directory}: its tokenizer does not load: {_one_line(error)}") from error
-    if not tokenizer.chat_template:
-        raise ConfigError(
-            f"{directory}: its tokenizer has no chat template, which says how messages become a prompt: "
-            "use an instruction-tuned model, or add a chat_template.jinja"
-        )
-    return tokenizer
 
 
 def _load_model(directory: Path, dtype: Dtype, device: torch.device) -> Any:
@@ -139,7 +80,7 @@ def _load_model(directory: Path, dtype: Dtype, device: torch.device) -> Any:
         )
         return model.to(device).eval()
     except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
-        raise ConfigError(f"{directory}: its model does not load: {_one_line(error)}") from error
+        raise ConfigError(f"{directory}: its model does not load: {one_line(error)}") from error
 
 
 def _context_length(config: Any) -> int:
@@ -154,14 +95,10 @@ def _context_length(config: Any) -> int:
     return min(known)
 
 
-def _end_ids(model: Any, tokenizer: Any) -> frozenset[int]:
+def _end_ids(model: Any, tokenizer: HuggingFaceTokenizer) -> frozenset[int]:
     """The tokens with which a turn ends."""
     generation = getattr(model, "generation_config", None)
     ends: set[int] = set()
-    for ids in (getattr(generation, "eos_token_id", None), tokenizer.eos_token_id):
+    for ids in (getattr(generation, "eos_token_id", None), tokenizer.end_id):
         ends.update([ids] if isinstance(ids, int) else ids or ())
     return frozenset(ends)
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:300]

@@ -188,6 +188,10 @@ class TransformersEngine:
             self._changed.notify()
         return await asyncio.wrap_future(scored)
 
+    async def stop(self) -> None:
+        """See `engine.Engine.stop`."""
+        await asyncio.to_thread(self.close)
+
     def close(self) -> None:
         """Stop: what still runs is refused, and the thread ends."""
         with self._changed:
