@@ -76,8 +76,15 @@ def proto(session: nox.Session) -> None:
 def bench(session: nox.Session) -> None:
     """Ratios against a floor or a peer measured in the same run; benchmarks/RESULTS.md keeps them."""
     session.install("--quiet", ".[server]", *_group("bench"))
-    for name in session.posargs or ["capture", "ingest"]:
+    for name in session.posargs or ["capture", "ingest", "rollouts"]:
         session.run("python", f"benchmarks/{name}.py")
+
+
+@nox.session(python="3.11")
+def ray(session: nox.Session) -> None:
+    """Rollouts on a real Ray cluster of one node."""
+    session.install("--quiet", "-e", ".[ray]", *_group("test"))
+    session.run("pytest", "tests/rollouts/real_ray.py", *session.posargs)
 
 
 @nox.session(python="3.11")
