@@ -42,7 +42,17 @@ def pythons(session: nox.Session) -> None:
     """Client, integrations, collector and assembly on the other Pythons."""
     session.install("--quiet", "-e", ".[server]", *_group("test"))
     # The rules of `lsdk explain` are read by another library on 3.10.
-    folders = ["cli/test_explain.py", "client", "spool", "integrations", "collector", "mdp", "credit", "rows", "backends"]
+    folders = [
+        "cli/test_explain.py",
+        "client",
+        "spool",
+        "integrations",
+        "collector",
+        "mdp",
+        "credit",
+        "rows",
+        "backends",
+    ]
     session.run("pytest", *(session.posargs or [f"tests/{folder}" for folder in folders]))
 
 

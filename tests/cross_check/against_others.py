@@ -131,6 +131,55 @@ def test_turn_gae_agrees_with_verls_gae_that_skips_observations(verl: Any, seed:
     np.testing.assert_allclose(ours.advantage_C, whitened[acted].numpy(), rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.parametrize("seed", SEEDS)
+def test_discounted_agrees_with_verls_returns_that_skip_observations(verl: Any, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    rewards, mask = torch.zeros(6, 12, dtype=torch.float64), torch.zeros(6, 12, dtype=torch.float64)
+    episodes = []
+    for row in range(6):
+        # A turn is one token, and observations of any length lie between.
+        places = np.sort(rng.choice(12, rng.integers(1, 5), replace=False))
+        drawn = rng.normal(size=len(places))
+        mask[row, places] = 1
+        rewards[row, places] = torch.tensor(drawn)
+        episodes.append(rollout(f"r{row}", *(call(float(value), tokens=1) for value in drawn)))
+    _, returns = verl.compute_reinforce_plus_plus_outcome_advantage(
+        rewards, mask, config=SimpleNamespace(gamma=0.9)
+    )
+    ours = compute_advantages(
+        [group(*episodes)], credit="discounted", credit_params={"gamma": 0.9}, baseline="none"
+    )
+    np.testing.assert_allclose(ours.credit_C, returns[mask.bool()].numpy(), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_dr_mas_agrees_with_verls_grpo_by_task_and_agent(verl: Any, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    agents = ("solver", "critic", "writer")
+    groups, rewards, index = [], [], []
+    for which in range(4):
+        episodes = []
+        for run in range(int(rng.integers(2, 6))):
+            # Of each agent one call, on a scale of its own.
+            drawn = rng.normal(size=3) * (1.0, 10.0, 0.1)
+            episodes.append(
+                rollout(
+                    f"{which}.{run}",
+                    *(call(float(value), agent) for value, agent in zip(drawn, agents, strict=True)),
+                )
+            )
+            rewards += drawn.tolist()
+            index += [3 * which + agent for agent in range(3)]
+        groups.append(group(*episodes, group_id=f"g{which}"))
+    theirs = verl.compute_grpo_outcome_advantage(
+        torch.tensor(rewards, dtype=torch.float64)[:, None],
+        torch.ones(len(rewards), 1, dtype=torch.float64),
+        np.array(index),
+    )[0]
+    ours = compute_advantages(groups, credit="per_call", baseline="dr_mas")
+    np.testing.assert_allclose(ours.advantage_C, theirs[:, 0].numpy(), rtol=1e-9, atol=1e-12)
+
+
 def test_a_group_of_one_is_where_we_differ_from_verl(verl: Any) -> None:
     batch = Batch(0, per_group=1, groups=2)
     theirs = verl.compute_rloo_outcome_advantage(batch.rewards, batch.mask, batch.index)[0]
@@ -252,7 +301,6 @@ def test_max_rl_agrees_with_skyrl(skyrl_max_rl: Any, seed: int) -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_gigpo_agrees_with_trinity_where_no_rollout_comes_back_to_a_state(seed: int, normalise: bool) -> None:
     algorithm = importlib.import_module("trinity.algorithm.advantage_fn.gigpo_advantage")
-    experience = importlib.import_module("trinity.common.experience")
     rng = np.random.default_rng(seed)
     groups, theirs = [], []
     for which in range(3):
@@ -270,14 +318,8 @@ def test_gigpo_agrees_with_trinity_where_no_rollout_comes_back_to_a_state(seed: 
                 )
             )
             for step, (reward, state) in enumerate(zip(drawn, states, strict=True)):
-                theirs.append(
-                    experience.Experience(
-                        eid=experience.EID(batch=0, task=which, run=run, step=step),
-                        tokens=torch.zeros(3, dtype=torch.int32),
-                        prompt_length=1,
-                        info={"step_reward": float(reward), "env_state_hash": f"{which}/{state}"},
-                    )
-                )
+                info = {"step_reward": float(reward), "env_state_hash": f"{which}/{state}"}
+                theirs.append(an_experience(which, run, step, info=info))
         groups.append(group(*episodes, group_id=f"g{which}"))
     found, _ = algorithm.GiGPOAdvantageFn(gamma=0.9, omega=0.7, fnorm="std" if normalise else "none").process(
         theirs
@@ -291,3 +333,93 @@ def test_gigpo_agrees_with_trinity_where_no_rollout_comes_back_to_a_state(seed: 
     ours: Advantages = compute_advantages(groups, credit="gigpo", credit_params=params)
     expected = [float(each.advantages.reshape(-1)[0]) for each in found]
     np.testing.assert_allclose(ours.advantage_C, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_broadcast_return_agrees_with_trinitys_multi_step_grpo(seed: int) -> None:
+    algorithm = importlib.import_module("trinity.algorithm.advantage_fn.multi_step_grpo_advantage")
+    rng = np.random.default_rng(seed)
+    groups, theirs = [], []
+    for which in range(3):
+        episodes = []
+        for run in range(4):
+            steps = int(rng.integers(1, 5))
+            value = float(rng.normal())
+            episodes.append(rollout(f"{which}.{run}", *([call()] * (steps - 1)), call(value)))
+            theirs += [an_experience(which, run, step, reward=value) for step in range(steps)]
+        groups.append(group(*episodes, group_id=f"g{which}"))
+    found, _ = algorithm.StepWiseGRPOAdvantageFn().process(theirs)
+    ours = compute_advantages(groups, credit="broadcast", baseline="grpo")
+    expected = [float(each.advantages.reshape(-1)[0]) for each in found]
+    np.testing.assert_allclose(ours.advantage_C, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("history", [0, 1, 2])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_each_level_of_hgpo_agrees_with_trinitys_gigpo_from_states_with_their_past(
+    seed: int, history: int
+) -> None:
+    # Nobody's package has HGPO. Its levels are step advantages of GiGPO, whose states are the last k + 1 states.
+    algorithm = importlib.import_module("trinity.algorithm.advantage_fn.gigpo_advantage")
+    rng = np.random.default_rng(seed)
+    groups, paths, rewards = [], [], []
+    for which in range(3):
+        episodes = []
+        for run in range(5):
+            # From few states, so that several rollouts go the same way; none comes back to a state.
+            states = [int(state) for state in rng.permutation(3)[: rng.integers(1, 4)]]
+            drawn = rng.normal(size=len(states)).tolist()
+            episodes.append(
+                rollout(
+                    f"{which}.{run}",
+                    *(
+                        call(value, metadata={"state": state})
+                        for value, state in zip(drawn, states, strict=True)
+                    ),
+                )
+            )
+            paths += [(which, run, tuple(states[: step + 1])) for step in range(len(states))]
+            rewards += drawn
+        groups.append(group(*episodes, group_id=f"g{which}"))
+    sums, weights = np.zeros(len(paths)), np.zeros(len(paths))
+    for k in range(history + 1):
+        names = [f"{which}/{path[-k - 1 :]}" if len(path) > k else None for which, _, path in paths]
+
+        def step_advantages(omega: float, names: list[str | None] = names) -> np.ndarray[Any, Any]:
+            experiences = [
+                an_experience(
+                    which,
+                    run,
+                    len(path) - 1,
+                    info={"step_reward": value, **({} if name is None else {"env_state_hash": name})},
+                )
+                for (which, run, path), value, name in zip(paths, rewards, names, strict=True)
+            ]
+            found, _ = algorithm.GiGPOAdvantageFn(gamma=0.9, omega=omega, fnorm="std").process(experiences)
+            return np.array([float(each.advantages.reshape(-1)[0]) for each in found])
+
+        tells = np.array([name is not None and names.count(name) > 1 for name in names])
+        weight = float(k + 1) ** 1.5
+        sums += np.where(tells, weight * (step_advantages(1.0) - step_advantages(0.0)), 0.0)
+        weights += np.where(tells, weight, 0.0)
+    expected = np.divide(sums, weights, out=np.zeros_like(sums), where=weights > 0)
+    params = {
+        "state_key": lambda transition: transition.metadata["state"],
+        "history": history,
+        "alpha": 1.5,
+        "gamma": 0.9,
+        "ddof": 1,
+    }
+    ours = compute_advantages(groups, credit="hgpo", credit_params=params)
+    np.testing.assert_allclose(ours.credit_C, expected, rtol=1e-4, atol=1e-4)
+
+
+def an_experience(task: int, run: int, step: int, **fields: Any) -> Any:
+    """One step of a run as Trinity has it: two sampled tokens after one."""
+    experience = importlib.import_module("trinity.common.experience")
+    return experience.Experience(
+        eid=experience.EID(batch=0, task=task, run=run, step=step),
+        tokens=torch.zeros(3, dtype=torch.int32),
+        prompt_length=1,
+        **fields,
+    )
