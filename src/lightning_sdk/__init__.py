@@ -19,6 +19,7 @@ from lightning_sdk.client.runtime import flush, init, shutdown
 
 if TYPE_CHECKING:
     from lightning_sdk import testing as testing
+    from lightning_sdk.training import train as train
 
 __all__ = [
     "annotate",
@@ -41,4 +42,9 @@ def __getattr__(name: str) -> Any:
         import importlib
 
         return importlib.import_module("lightning_sdk.testing")
+    # Needs what the client does not: the extra [server].
+    if name == "train":
+        from lightning_sdk.training import train
+
+        return train
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

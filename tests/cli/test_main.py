@@ -98,8 +98,7 @@ def test_every_command_that_prints_data_can_print_json(name: str) -> None:
         (["rolouts"], "lsdk: no command is called 'rolouts': did you mean 'rollouts'? (see `lsdk --help`)\n"),
         (
             ["zzz"],
-            "lsdk: no command is called 'zzz': there are collect, rollouts, show, reward, explain, stats, export, "
-            "serve, backends, doctor (see `lsdk --help`)\n",
+            f"lsdk: no command is called 'zzz': there are {', '.join(COMMANDS)} (see `lsdk --help`)\n",
         ),
         (
             ["show"],

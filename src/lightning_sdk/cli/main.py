@@ -36,6 +36,7 @@ COMMANDS: Final[dict[str, str]] = {
     "explain": "Explain what the calls of a rollout are worth, and why.",
     "stats": "Sum up what was recorded, and what of it can be used.",
     "export": "Write a dataset with a backend.",
+    "train": "Train the model of an agent on tasks.",
     "serve": "Serve MODEL, a local Hugging Face directory, as an OpenAI-style endpoint.",
     "backends": "List the installed backends.",
     "doctor": "Check this installation and try a recording.",
