@@ -185,14 +185,34 @@ def fill_store(path: Path, rollouts: Sequence[Sequence[Any]]) -> None:
     store.close()
 
 
-def assemble_store(path: Path) -> list[Any]:
-    """Read and assemble rollout by rollout."""
+def assemble_store(path: Path) -> int:
+    """Read and assemble rollout by rollout; the transitions."""
     from lightning_sdk._proto.read_pb2 import RolloutQuery
     from lightning_sdk.collector.store.sqlite_read import SqliteReader
     from lightning_sdk.mdp import assemble
 
-    reader = SqliteReader(path)
-    return [episode for _, records in reader.read_rollouts(RolloutQuery()) for episode in assemble(records)]
+    rollouts = SqliteReader(path).read_rollouts(RolloutQuery())
+    return sum(len(episode.transitions) for _, records in rollouts for episode in assemble(records))
+
+
+def keep_episodes(path: Path) -> int:
+    """What a collector does when a rollout is complete; the rollouts."""
+    from lightning_sdk.collector.store.sqlite import SqliteStore
+
+    store = SqliteStore(path)
+    kept = 0
+    while more := store.keep_episodes(8):
+        kept += more
+    store.close()
+    return kept
+
+
+def read_kept(path: Path) -> int:
+    """Read the episodes that are kept; the transitions."""
+    from lightning_sdk._proto.read_pb2 import RolloutQuery
+    from lightning_sdk.collector.store.sqlite_read import SqliteReader
+
+    return sum(len(episode.transitions) for episode in SqliteReader(path).read_episodes(RolloutQuery()))
 
 
 def rows_of(episodes: Sequence[Any]) -> list[Any]:

@@ -14,7 +14,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17lightning/v1/read.proto\x12\x0clightning.v1\"\x86\x01\n\x0cRolloutQuery\x12\x0f\n\x07project\x18\x01 \x01(\t\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\x0f\n\x07task_id\x18\x03 \x01(\t\x12\x1b\n\x13rollout_id_prefixes\x18\x04 \x03(\t\x12\r\n\x05limit\x18\x05 \x01(\r\x12\x18\n\x10\x63\x61ll_id_prefixes\x18\x06 \x03(\t\"\xa7\x02\n\x0eRolloutSummary\x12\x12\n\nrollout_id\x18\x01 \x01(\t\x12\x0f\n\x07project\x18\x02 \x01(\t\x12\x0e\n\x06run_id\x18\x03 \x01(\t\x12\x10\n\x08group_id\x18\x04 \x01(\t\x12\x0f\n\x07task_id\x18\x05 \x01(\t\x12\r\n\x05split\x18\x06 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x07 \x01(\r\x12\x10\n\x08start_ns\x18\x08 \x01(\x06\x12\x0e\n\x06\x65nd_ns\x18\t \x01(\x06\x12\x0f\n\x07outcome\x18\n \x01(\t\x12\x12\n\nroot_agent\x18\x0b \x01(\t\x12\r\n\x05\x63\x61lls\x18\x0c \x01(\x04\x12\x12\n\ntool_calls\x18\r \x01(\x04\x12\x0f\n\x07rewards\x18\x0e \x01(\x04\x12\x10\n\x08\x63omplete\x18\x0f \x01(\x08\x12\x10\n\x08revision\x18\x10 \x01(\x04\"=\n\x0cStoredRecord\x12\x10\n\x08producer\x18\x01 \x01(\x0c\x12\x0b\n\x03seq\x18\x02 \x01(\x04\x12\x0e\n\x06record\x18\x03 \x01(\x0c\"l\n\x0eRolloutRecords\x12-\n\x07summary\x18\x01 \x01(\x0b\x32\x1c.lightning.v1.RolloutSummary\x12+\n\x07records\x18\x02 \x03(\x0b\x32\x1a.lightning.v1.StoredRecord\"\x0e\n\x0cStatsRequest\"\x94\x01\n\x05Stats\x12\x33\n\x08\x63ounters\x18\x01 \x03(\x0b\x32!.lightning.v1.Stats.CountersEntry\x12\r\n\x05store\x18\x02 \x01(\t\x12\x16\n\x0eschema_version\x18\x03 \x01(\r\x1a/\n\rCountersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x32\xdb\x01\n\x04Read\x12J\n\x0cListRollouts\x12\x1a.lightning.v1.RolloutQuery\x1a\x1c.lightning.v1.RolloutSummary0\x01\x12J\n\x0cReadRollouts\x12\x1a.lightning.v1.RolloutQuery\x1a\x1c.lightning.v1.RolloutRecords0\x01\x12;\n\x08GetStats\x12\x1a.lightning.v1.StatsRequest\x1a\x13.lightning.v1.Statsb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17lightning/v1/read.proto\x12\x0clightning.v1\"\x9c\x01\n\x0cRolloutQuery\x12\x0f\n\x07project\x18\x01 \x01(\t\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\x0f\n\x07task_id\x18\x03 \x01(\t\x12\x1b\n\x13rollout_id_prefixes\x18\x04 \x03(\t\x12\r\n\x05limit\x18\x05 \x01(\r\x12\x18\n\x10\x63\x61ll_id_prefixes\x18\x06 \x03(\t\x12\x14\n\x0c\x65pisode_code\x18\x07 \x01(\x0c\"\xa7\x02\n\x0eRolloutSummary\x12\x12\n\nrollout_id\x18\x01 \x01(\t\x12\x0f\n\x07project\x18\x02 \x01(\t\x12\x0e\n\x06run_id\x18\x03 \x01(\t\x12\x10\n\x08group_id\x18\x04 \x01(\t\x12\x0f\n\x07task_id\x18\x05 \x01(\t\x12\r\n\x05split\x18\x06 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x07 \x01(\r\x12\x10\n\x08start_ns\x18\x08 \x01(\x06\x12\x0e\n\x06\x65nd_ns\x18\t \x01(\x06\x12\x0f\n\x07outcome\x18\n \x01(\t\x12\x12\n\nroot_agent\x18\x0b \x01(\t\x12\r\n\x05\x63\x61lls\x18\x0c \x01(\x04\x12\x12\n\ntool_calls\x18\r \x01(\x04\x12\x0f\n\x07rewards\x18\x0e \x01(\x04\x12\x10\n\x08\x63omplete\x18\x0f \x01(\x08\x12\x10\n\x08revision\x18\x10 \x01(\x04\"=\n\x0cStoredRecord\x12\x10\n\x08producer\x18\x01 \x01(\x0c\x12\x0b\n\x03seq\x18\x02 \x01(\x04\x12\x0e\n\x06record\x18\x03 \x01(\x0c\"}\n\x0eRolloutRecords\x12-\n\x07summary\x18\x01 \x01(\x0b\x32\x1c.lightning.v1.RolloutSummary\x12+\n\x07records\x18\x02 \x03(\x0b\x32\x1a.lightning.v1.StoredRecord\x12\x0f\n\x07\x65pisode\x18\x03 \x01(\x0c\"\x0e\n\x0cStatsRequest\"\x94\x01\n\x05Stats\x12\x33\n\x08\x63ounters\x18\x01 \x03(\x0b\x32!.lightning.v1.Stats.CountersEntry\x12\r\n\x05store\x18\x02 \x01(\t\x12\x16\n\x0eschema_version\x18\x03 \x01(\r\x1a/\n\rCountersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x32\xdb\x01\n\x04Read\x12J\n\x0cListRollouts\x12\x1a.lightning.v1.RolloutQuery\x1a\x1c.lightning.v1.RolloutSummary0\x01\x12J\n\x0cReadRollouts\x12\x1a.lightning.v1.RolloutQuery\x1a\x1c.lightning.v1.RolloutRecords0\x01\x12;\n\x08GetStats\x12\x1a.lightning.v1.StatsRequest\x1a\x13.lightning.v1.Statsb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -24,19 +24,19 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_STATS_COUNTERSENTRY']._loaded_options = None
   _globals['_STATS_COUNTERSENTRY']._serialized_options = b'8\001'
   _globals['_ROLLOUTQUERY']._serialized_start=42
-  _globals['_ROLLOUTQUERY']._serialized_end=176
-  _globals['_ROLLOUTSUMMARY']._serialized_start=179
-  _globals['_ROLLOUTSUMMARY']._serialized_end=474
-  _globals['_STOREDRECORD']._serialized_start=476
-  _globals['_STOREDRECORD']._serialized_end=537
-  _globals['_ROLLOUTRECORDS']._serialized_start=539
-  _globals['_ROLLOUTRECORDS']._serialized_end=647
-  _globals['_STATSREQUEST']._serialized_start=649
-  _globals['_STATSREQUEST']._serialized_end=663
-  _globals['_STATS']._serialized_start=666
-  _globals['_STATS']._serialized_end=814
-  _globals['_STATS_COUNTERSENTRY']._serialized_start=767
-  _globals['_STATS_COUNTERSENTRY']._serialized_end=814
-  _globals['_READ']._serialized_start=817
-  _globals['_READ']._serialized_end=1036
+  _globals['_ROLLOUTQUERY']._serialized_end=198
+  _globals['_ROLLOUTSUMMARY']._serialized_start=201
+  _globals['_ROLLOUTSUMMARY']._serialized_end=496
+  _globals['_STOREDRECORD']._serialized_start=498
+  _globals['_STOREDRECORD']._serialized_end=559
+  _globals['_ROLLOUTRECORDS']._serialized_start=561
+  _globals['_ROLLOUTRECORDS']._serialized_end=686
+  _globals['_STATSREQUEST']._serialized_start=688
+  _globals['_STATSREQUEST']._serialized_end=702
+  _globals['_STATS']._serialized_start=705
+  _globals['_STATS']._serialized_end=853
+  _globals['_STATS_COUNTERSENTRY']._serialized_start=806
+  _globals['_STATS_COUNTERSENTRY']._serialized_end=853
+  _globals['_READ']._serialized_start=856
+  _globals['_READ']._serialized_end=1075
 # @@protoc_insertion_point(module_scope)

@@ -6,20 +6,22 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class RolloutQuery(_message.Message):
-    __slots__ = ("project", "run_id", "task_id", "rollout_id_prefixes", "limit", "call_id_prefixes")
+    __slots__ = ("project", "run_id", "task_id", "rollout_id_prefixes", "limit", "call_id_prefixes", "episode_code")
     PROJECT_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     TASK_ID_FIELD_NUMBER: _ClassVar[int]
     ROLLOUT_ID_PREFIXES_FIELD_NUMBER: _ClassVar[int]
     LIMIT_FIELD_NUMBER: _ClassVar[int]
     CALL_ID_PREFIXES_FIELD_NUMBER: _ClassVar[int]
+    EPISODE_CODE_FIELD_NUMBER: _ClassVar[int]
     project: str
     run_id: str
     task_id: str
     rollout_id_prefixes: _containers.RepeatedScalarFieldContainer[str]
     limit: int
     call_id_prefixes: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, project: _Optional[str] = ..., run_id: _Optional[str] = ..., task_id: _Optional[str] = ..., rollout_id_prefixes: _Optional[_Iterable[str]] = ..., limit: _Optional[int] = ..., call_id_prefixes: _Optional[_Iterable[str]] = ...) -> None: ...
+    episode_code: bytes
+    def __init__(self, project: _Optional[str] = ..., run_id: _Optional[str] = ..., task_id: _Optional[str] = ..., rollout_id_prefixes: _Optional[_Iterable[str]] = ..., limit: _Optional[int] = ..., call_id_prefixes: _Optional[_Iterable[str]] = ..., episode_code: _Optional[bytes] = ...) -> None: ...
 
 class RolloutSummary(_message.Message):
     __slots__ = ("rollout_id", "project", "run_id", "group_id", "task_id", "split", "attempt", "start_ns", "end_ns", "outcome", "root_agent", "calls", "tool_calls", "rewards", "complete", "revision")
@@ -68,12 +70,14 @@ class StoredRecord(_message.Message):
     def __init__(self, producer: _Optional[bytes] = ..., seq: _Optional[int] = ..., record: _Optional[bytes] = ...) -> None: ...
 
 class RolloutRecords(_message.Message):
-    __slots__ = ("summary", "records")
+    __slots__ = ("summary", "records", "episode")
     SUMMARY_FIELD_NUMBER: _ClassVar[int]
     RECORDS_FIELD_NUMBER: _ClassVar[int]
+    EPISODE_FIELD_NUMBER: _ClassVar[int]
     summary: RolloutSummary
     records: _containers.RepeatedCompositeFieldContainer[StoredRecord]
-    def __init__(self, summary: _Optional[_Union[RolloutSummary, _Mapping]] = ..., records: _Optional[_Iterable[_Union[StoredRecord, _Mapping]]] = ...) -> None: ...
+    episode: bytes
+    def __init__(self, summary: _Optional[_Union[RolloutSummary, _Mapping]] = ..., records: _Optional[_Iterable[_Union[StoredRecord, _Mapping]]] = ..., episode: _Optional[bytes] = ...) -> None: ...
 
 class StatsRequest(_message.Message):
     __slots__ = ()

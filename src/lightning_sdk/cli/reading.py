@@ -61,6 +61,10 @@ class _NothingThere:
         """None."""
         return iter(())
 
+    def read_episodes(self, query: RolloutQuery) -> Iterator[Episode]:
+        """None."""
+        return iter(())
+
     def stats(self) -> Stats:
         """Of the store as it would be made."""
         counters = dict.fromkeys(COUNTERS, 0)

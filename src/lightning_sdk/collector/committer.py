@@ -54,6 +54,11 @@ class GroupCommitter:
         self._thread = threading.Thread(target=self._run, name="lightning-commit", daemon=True)
         self._thread.start()
 
+    @property
+    def busy(self) -> bool:
+        """Whether something waits to be committed."""
+        return self._queued_bytes > 0
+
     async def submit(self, batches: Sequence[Batch], size_bytes: int) -> asyncio.Future[list[Ack]]:
         """Queue batches, when there is room for them. The future has their Acks once they are committed.
 

@@ -8,18 +8,20 @@ from typing import Any, Final, Protocol, TypeVar
 
 import grpc
 
-from lightning_sdk._proto.read_pb2 import RolloutQuery, RolloutSummary, Stats, StatsRequest
+from lightning_sdk._proto.read_pb2 import RolloutQuery, RolloutRecords, RolloutSummary, Stats, StatsRequest
 from lightning_sdk._proto.read_pb2_grpc import ReadStub
 from lightning_sdk.addresses import bearer, grpc_target
 from lightning_sdk.collector.address import read_announcement
 from lightning_sdk.collector.adopt import adopt_spool
 from lightning_sdk.collector.status import from_status
-from lightning_sdk.collector.store.base import RecordReader, SourcedRollout, to_sourced
+from lightning_sdk.collector.store.base import RecordReader, SourcedRollout, episodes_of, to_sourced
 from lightning_sdk.collector.store.home import open_home_store
 from lightning_sdk.collector.store.ownership import owner_pid
 from lightning_sdk.collector.store.sqlite_read import SqliteReader
 from lightning_sdk.errors import StoreBusyError
 from lightning_sdk.home import Home
+from lightning_sdk.mdp import Episode
+from lightning_sdk.mdp.fingerprint import fingerprint
 
 # How long another command may take to adopt the spool, or a collector to say where it listens.
 _PATIENCE_S: Final = 10.0
@@ -107,6 +109,15 @@ class RemoteReader:
     def read_rollouts(self, query: RolloutQuery) -> Iterator[SourcedRollout]:
         """See `RecordReader.read_rollouts`."""
         return map(to_sourced, self._stream(self._stub.ReadRollouts, query))
+
+    def read_episodes(self, query: RolloutQuery) -> Iterator[Episode]:
+        """See `RecordReader.read_episodes`."""
+        asked = RolloutQuery()
+        asked.CopyFrom(query)
+        asked.episode_code = fingerprint()
+        rollouts: Iterator[RolloutRecords] = self._stream(self._stub.ReadRollouts, asked)
+        for rollout in rollouts:
+            yield from episodes_of(rollout, self)
 
     def stats(self) -> Stats:
         """See `RecordReader.stats`."""

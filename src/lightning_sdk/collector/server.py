@@ -22,6 +22,7 @@ from lightning_sdk.addresses import is_loopback, join_host_port, leads_to
 from lightning_sdk.client.segments import MAX_MESSAGE_BYTES
 from lightning_sdk.collector.address import Announcement, local_endpoint
 from lightning_sdk.collector.adopt import Adopter
+from lightning_sdk.collector.assembling import Assembling
 from lightning_sdk.collector.auth import TokenInterceptor
 from lightning_sdk.collector.committer import GroupCommitter
 from lightning_sdk.collector.ingest import IngestService
@@ -116,6 +117,7 @@ class Collector:
                 self._spool, self._store, is_ours=lambda owed_to: self._is_ours(owed_to, port)
             )
         self._adoption = asyncio.create_task(self._keep_adopting())
+        self._assembling = Assembling(self._store, lambda: self._committer.busy)
         return port
 
     async def stop(self, grace_s: float = _GRACE_S) -> None:
@@ -128,6 +130,7 @@ class Collector:
         stopped = asyncio.create_task(self._server.stop(grace_s))
         self._ingest.drain()
         await stopped
+        await self._assembling.stop()
         await self._committer.close()
         async with self._adopting:
             if self._adopter:

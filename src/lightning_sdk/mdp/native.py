@@ -13,6 +13,8 @@ NATIVE_SCHEMA_VERSION: Final = 1
 _KEYS: Final = tuple(field.name for field in fields(Transition))
 # Kept as packed arrays until here.
 _SEQUENCES: Final = frozenset({"prompt_token_ids", "response_token_ids", "response_logprobs"})
+# May be read only now.
+_LATE: Final = frozenset({"observation", "action"})
 
 
 def native_record(transition: Transition) -> dict[str, Any]:
@@ -26,5 +28,7 @@ def native_record(transition: Transition) -> dict[str, Any]:
         value = getattr(transition, key)
         if value is not None and key in _SEQUENCES:
             value = list(value)
+        elif value is not None and key in _LATE:
+            value = dict(value)
         record[key] = value
     return record

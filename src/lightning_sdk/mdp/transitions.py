@@ -15,7 +15,7 @@ from lightning_sdk.mdp.message_links import SaidCall, find_message_parents
 from lightning_sdk.mdp.retries import find_superseded
 from lightning_sdk.mdp.rewards import RewardSum, returns_to_go
 
-_OBSERVATION_KEYS: Final = ("messages", "tools", "tool_choice", "response_format", "chat_template_kwargs")
+OBSERVATION_KEYS: Final = ("messages", "tools", "tool_choice", "response_format", "chat_template_kwargs")
 
 
 _make_transition = quick_maker(Transition)
@@ -179,7 +179,7 @@ def _main_choice(at: int, call: CallView, uses: Mapping[ChoiceAt, Use]) -> int:
 
 def _observation(request: Any) -> dict[str, Any]:
     known = request if isinstance(request, dict) else {}
-    return {key: known.get(key) for key in _OBSERVATION_KEYS}
+    return {key: known.get(key) for key in OBSERVATION_KEYS}
 
 
 def _truncation_reason(episode: Episode, call: CallView, main: int) -> str | None:

@@ -7,6 +7,8 @@ from typing import Protocol
 
 from lightning_sdk._proto.ingest_pb2 import Ack, Frame
 from lightning_sdk._proto.read_pb2 import RolloutQuery, RolloutRecords, RolloutSummary, Stats
+from lightning_sdk.mdp import Episode, Transition, assemble
+from lightning_sdk.mdp.columns import decode_episode
 from lightning_sdk.records import SourcedRecord, parse_record
 
 # Frames of one producer, in order.
@@ -41,6 +43,16 @@ class RecordReader(Protocol):
         that tell again of a call that one of our own clients recorded.
 
         Records come by start time, whatever the order in which they arrived.
+
+        Raises:
+            StoreError: the store cannot be read.
+        """
+
+    def read_episodes(self, query: RolloutQuery) -> Iterator[Episode]:
+        """What `assemble` makes of each of the same rollouts, oldest first.
+
+        Complete ones the store may have assembled already; then observations and actions are read from it when
+        somebody looks at them, which needs the reader to be open.
 
         Raises:
             StoreError: the store cannot be read.
@@ -97,8 +109,21 @@ class Store(RecordReader, Protocol):
     def high_water(self, producer: bytes) -> int:
         """The number up to which all records of the producer are stored or have a tombstone; 0 if unknown."""
 
+    def keep_episodes(self, limit: int) -> int:
+        """Assemble complete rollouts that were not assembled as they are now, and keep what they become.
+
+        Returns:
+            How many there were, at most `limit`.
+
+        Raises:
+            StoreError: it cannot be read or written.
+        """
+
     def read_stored(self, query: RolloutQuery) -> Iterator[RolloutRecords]:
-        """`read_rollouts` in the form that crosses the wire, without a look into the records."""
+        """`read_rollouts` in the form that crosses the wire, without a look into the records.
+
+        With `query.episode_code`, rollouts that this code has assembled come as `episode`.
+        """
 
 
 def to_sourced(rollout: RolloutRecords) -> SourcedRollout:
@@ -111,3 +136,31 @@ def to_sourced(rollout: RolloutRecords) -> SourcedRollout:
         SourcedRecord(stored.producer, stored.seq, parse_record(stored.record)) for stored in rollout.records
     ]
     return rollout.summary, records
+
+
+def episodes_of(rollout: RolloutRecords, reader: RecordReader) -> list[Episode]:
+    """The episodes (nearly always one) of a rollout as it crosses the wire.
+
+    Args:
+        rollout: with its records, or with columns that this code made.
+        reader: where the text of columns is read.
+
+    Raises:
+        WireError: a record that this version cannot read.
+    """
+    if rollout.episode:
+        return [decode_columns(rollout.episode, reader)]
+    return assemble(to_sourced(rollout)[1])
+
+
+def decode_columns(columns: bytes, reader: RecordReader) -> Episode:
+    """An episode from its columns; its text is read when somebody looks."""
+
+    def load(rollout_id: str, attempt: int) -> list[Transition]:
+        for summary, records in reader.read_rollouts(RolloutQuery(rollout_id_prefixes=[rollout_id])):
+            if summary.rollout_id == rollout_id:
+                told = assemble(item for item in records if item.record.attempt in (0, attempt))
+                return [each for episode in told for each in episode.transitions]
+        return []
+
+    return decode_episode(columns, load)

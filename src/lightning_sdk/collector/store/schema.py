@@ -10,7 +10,7 @@ from typing import Final
 from lightning_sdk.errors import StoreError
 from lightning_sdk.records import Record
 
-SCHEMA_VERSION: Final = 2
+SCHEMA_VERSION: Final = 3
 # "LSDK" in the file's header: this database is ours.
 _APPLICATION_ID: Final = 0x4C53444B
 _BUSY_TIMEOUT_S: Final = 10.0
@@ -107,9 +107,15 @@ CREATE TABLE rollouts (
     rewards INTEGER NOT NULL,
     complete INTEGER NOT NULL,
     revision INTEGER NOT NULL,
-    started INTEGER NOT NULL
+    started INTEGER NOT NULL,
+    assembled INTEGER NOT NULL DEFAULT 0    -- the revision of which `episodes` tells; 0: none
 );
 CREATE INDEX rollouts_by_start ON rollouts (start_ns);
+CREATE INDEX rollouts_to_assemble ON rollouts (no) WHERE complete AND assembled <> revision;
+CREATE TABLE episodes (                     -- complete rollouts as they were assembled (mdp/columns.py)
+    rollout INTEGER PRIMARY KEY,
+    columns BLOB NOT NULL
+);
 CREATE TABLE participants (
     rollout INTEGER NOT NULL REFERENCES rollouts,
     attempt INTEGER NOT NULL,

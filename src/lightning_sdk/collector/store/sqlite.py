@@ -19,8 +19,10 @@ from lightning_sdk.collector.store.base import Batch, SourcedRollout
 from lightning_sdk.collector.store.ownership import Ownership
 from lightning_sdk.collector.store.schema import open_writer, store_error
 from lightning_sdk.collector.store.sqlite_append import AppendTransaction, read_high_water
+from lightning_sdk.collector.store.sqlite_episodes import forget_foreign, keep
 from lightning_sdk.collector.store.sqlite_read import SqliteReader
 from lightning_sdk.errors import StoreError
+from lightning_sdk.mdp import Episode
 
 
 class SqliteStore:
@@ -37,6 +39,7 @@ class SqliteStore:
         self._ownership = Ownership(path)
         try:
             self._connection: sqlite3.Connection | None = open_writer(path)
+            forget_foreign(self._connection)
             self._reader = SqliteReader(path)
         except StoreError:
             self._ownership.release()
@@ -80,6 +83,27 @@ class SqliteStore:
     def read_rollouts(self, query: RolloutQuery) -> Iterator[SourcedRollout]:
         """See `RecordReader.read_rollouts`."""
         return self._reader.read_rollouts(query)
+
+    def read_episodes(self, query: RolloutQuery) -> Iterator[Episode]:
+        """See `RecordReader.read_episodes`."""
+        return self._reader.read_episodes(query)
+
+    def keep_episodes(self, limit: int) -> int:
+        """See `Store.keep_episodes`."""
+        # Assembled without the lock: what joins a rollout meanwhile makes its episode one of an earlier revision.
+        made = self._reader.make_episodes(limit)
+        if made:
+            with self._lock:
+                connection = self._open()
+                try:
+                    keep(connection, made)
+                except BaseException as error:
+                    if connection.in_transaction:
+                        connection.execute("ROLLBACK")
+                    if isinstance(error, sqlite3.Error):
+                        raise store_error(error, self._path, "written") from error
+                    raise
+        return len(made)
 
     def read_stored(self, query: RolloutQuery) -> Iterator[RolloutRecords]:
         """See `Store.read_stored`."""

@@ -10,11 +10,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from lightning_sdk._proto.read_pb2 import RolloutQuery, RolloutRecords, RolloutSummary, Stats
-from lightning_sdk.collector.store.base import SourcedRollout, to_sourced
+from lightning_sdk.collector.store.base import SourcedRollout, decode_columns, episodes_of, to_sourced
 from lightning_sdk.collector.store.client_counters import sum_client_counters
 from lightning_sdk.collector.store.schema import KINDS, SCHEMA_VERSION, open_reader, store_error
+from lightning_sdk.collector.store.sqlite_episodes import MadeEpisode, find_to_assemble, read_kept
 from lightning_sdk.collector.store.sqlite_rollouts import STATE_COLUMNS
 from lightning_sdk.collector.store.summary import RolloutState
+from lightning_sdk.errors import WireError
+from lightning_sdk.mdp import Episode
+from lightning_sdk.mdp.columns import can_decode, encode_episode
 
 _PAGE_ROLLOUTS: Final = 256
 # Greater than every character that may follow a prefix.
@@ -64,16 +68,42 @@ class SqliteReader:
         """See `RecordReader.read_rollouts`."""
         return map(to_sourced, self.read_stored(query))
 
+    def read_episodes(self, query: RolloutQuery) -> Iterator[Episode]:
+        """See `RecordReader.read_episodes`."""
+        with closing(open_reader(self._path)) as connection:
+            for no, columns in self._kept(connection, query):
+                if columns is not None:
+                    yield decode_columns(columns, self)
+                else:
+                    yield from (
+                        each for rollout in self._read(connection, no) for each in episodes_of(rollout, self)
+                    )
+
     def read_stored(self, query: RolloutQuery) -> Iterator[RolloutRecords]:
         """See `Store.read_stored`."""
         with closing(open_reader(self._path)) as connection:
-            for no in reversed(self._matching(connection, query)):
-                try:
-                    rollout = _read_rollout(connection, no)
-                except sqlite3.Error as error:
-                    raise store_error(error, self._path, "read") from error
-                if rollout is not None:
-                    yield rollout
+            if query.episode_code and can_decode(query.episode_code):
+                for no, columns in self._kept(connection, query):
+                    if columns is not None:
+                        yield RolloutRecords(episode=columns)
+                    else:
+                        yield from self._read(connection, no)
+            else:
+                for no in reversed(self._matching(connection, query)):
+                    yield from self._read(connection, no)
+
+    def make_episodes(self, limit: int) -> list[MadeEpisode]:
+        """Episodes of complete rollouts that are not kept as they are now, each of one moment."""
+        with closing(open_reader(self._path)) as connection:
+            try:
+                numbers = find_to_assemble(connection, limit)
+            except sqlite3.Error as error:
+                raise store_error(error, self._path, "read") from error
+            return [
+                MadeEpisode(no, rollout.summary.revision, _lay_out(rollout, self))
+                for no in numbers
+                for rollout in self._read(connection, no)
+            ]
 
     def stats(self) -> Stats:
         """See `RecordReader.stats`."""
@@ -100,6 +130,24 @@ class SqliteReader:
         except sqlite3.Error as error:
             raise store_error(error, self._path, "read") from error
         return [no for (no,) in rows]
+
+    def _kept(
+        self, connection: sqlite3.Connection, query: RolloutQuery
+    ) -> Iterator[tuple[int, bytes | None]]:
+        """Rollouts that the query asks for, oldest first, with their columns where some are kept."""
+        numbers = self._matching(connection, query)[::-1]
+        try:
+            yield from read_kept(connection, numbers)
+        except sqlite3.Error as error:
+            raise store_error(error, self._path, "read") from error
+
+    def _read(self, connection: sqlite3.Connection, no: int) -> list[RolloutRecords]:
+        """A rollout; none where it is gone."""
+        try:
+            rollout = _read_rollout(connection, no)
+        except sqlite3.Error as error:
+            raise store_error(error, self._path, "read") from error
+        return [] if rollout is None else [rollout]
 
     def _states(self, connection: sqlite3.Connection, numbers: list[int]) -> dict[int, RolloutState]:
         marks = ", ".join("?" * len(numbers))
@@ -166,3 +214,11 @@ def _read_rollout(connection: sqlite3.Connection, no: int) -> RolloutRecords | N
         return rollout
     finally:
         connection.execute("COMMIT")
+
+
+def _lay_out(rollout: RolloutRecords, reader: SqliteReader) -> bytes | None:
+    try:
+        episodes = episodes_of(rollout, reader)
+    except WireError:
+        return None
+    return encode_episode(episodes[0]) if len(episodes) == 1 else None
