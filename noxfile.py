@@ -52,6 +52,7 @@ def pythons(session: nox.Session) -> None:
         "credit",
         "rows",
         "backends",
+        "rollouts",
     ]
     session.run("pytest", *(session.posargs or [f"tests/{folder}" for folder in folders]))
 

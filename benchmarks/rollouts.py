@@ -1,8 +1,8 @@
 """Rollouts a second of an agent that calls a model ten times, by kind of worker, with everything recorded.
 
 The model answers at once, inside the agent's process, so that nothing but the agent's own work (the openai client)
-and ours is timed: with a real model, which takes a second a call, none of this is seen. Beside each kind stands the same
-loop without lightning_sdk, on as many processes or threads. Starting the workers is not timed. With
+and ours is timed: with a real model, which takes a second a call, none of this is seen. Beside each kind stands the
+same loop without lightning_sdk, on as many processes or threads. Starting the workers is not timed. With
 `AGENTLIGHTNING_PYTHON` set to a Python that has agentlightning 0.3.0, its runner runs the same agent.
 """
 

@@ -130,9 +130,11 @@ _KEPT: Final = (
 @json_option
 @click.pass_context
 def command(context: click.Context, /, source: Source, **given: Any) -> int:
-    """Run MODULE:FUNCTION once for each task, or -n times, and record every rollout.
+    """Run an agent over tasks, and record every rollout.
 
-    The function is imported from the working directory and gets one argument, the task's row. It need not be traced.
+    MODULE:FUNCTION is called once for each task, or -n times. It is imported from the working directory and gets
+    one argument, the task's row. It need not be traced.
+
     Ctrl-C stops the run so that it can be resumed. Exit code 1 says that the run was given up, or that all of it
     ended badly.
     """
