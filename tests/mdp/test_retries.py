@@ -4,17 +4,21 @@
 2. A call repeats one other: where fewer were made again than had failed, nobody can tell which.
 3. No retries: parallel identical prompts, best of n, two sub-agents, another request, what was extended or answered.
 4. A superseded call is no decision, and counted.
+5. Of random rollouts too each superseded call has a later one of its own, in any order of arrival.
 """
 
 from __future__ import annotations
 
+from random import Random
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from lightning_sdk.mdp import assemble, group_episodes
 from lightning_sdk.mdp.advantages import compute_advantages
-from lightning_sdk.records import Record
+from lightning_sdk.records import Record, SourcedRecord
 from support.record_factory import Tape, chat_body, chat_request
 
 ASKED = chat_request("q")
@@ -173,3 +177,68 @@ def test_a_superseded_call_is_no_decision_and_is_counted() -> None:
     assert result.table.decision_C.tolist() == [False, True]
     assert result.reason_C == ("superseded_retry", None)
     assert result.counts["calls_superseded_retry"] == 1
+
+
+Drawn = tuple[str, str, str, int]
+
+
+@settings(deadline=None, derandomize=True, max_examples=100)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["sc_1", "sc_2"]),
+            st.sampled_from(["q", "r"]),
+            st.sampled_from(["ok", "error", "cancelled"]),
+            st.integers(1, 4),  # how many later ones begin before it is over
+        ),
+        max_size=12,
+    ),
+    st.randoms(use_true_random=False),
+)
+def test_every_superseded_call_has_a_later_one_of_its_own_whatever_arrives_first(
+    drawn: list[Drawn], random: Random
+) -> None:
+    records = drawn_rollout(drawn)
+    (episode,) = assemble(records)
+    told = {each.call_id: each for each in episode.transitions}
+    found = [at for at in range(len(drawn)) if told[f"c{at}"].drop_reason == "superseded_retry"]
+    assert all(drawn[at][2] != "ok" for at in found)
+    free = set(range(len(drawn)))
+    # The earliest that is over takes the earliest that may repeat it: if any assignment works, this one does.
+    for at in sorted(found, key=lambda at: told[f"c{at}"].end_ns):
+        later = [
+            by
+            for by in sorted(free)
+            if drawn[by][:2] == drawn[at][:2] and told[f"c{by}"].start_ns > told[f"c{at}"].end_ns
+        ]
+        assert later
+        free.remove(later[0])
+    random.shuffle(records)
+    (again,) = assemble(records)
+    assert [each.drop_reason for each in again.transitions] == [
+        each.drop_reason for each in episode.transitions
+    ]
+
+
+def drawn_rollout(drawn: list[Drawn]) -> list[SourcedRecord]:
+    """A rollout in which call `at` is over when `lasting` later ones have begun."""
+    tape = Tape()
+    tape.start()
+    under_way: list[tuple[int, int, tuple[int, int]]] = []
+    for at, (*_, lasting) in enumerate(drawn):
+        under_way.append((at + lasting, at, tape.tick()))
+        for end in sorted(under_way):
+            if end[0] <= at + 1:
+                finish_drawn(tape, drawn, end)
+                under_way.remove(end)
+    for end in sorted(under_way):
+        finish_drawn(tape, drawn, end)
+    tape.finish()
+    return tape.records
+
+
+def finish_drawn(tape: Tape, drawn: list[Drawn], end: tuple[int, int, tuple[int, int]]) -> None:
+    scope, asked, outcome, _ = drawn[end[1]]
+    body = {} if outcome == "ok" else {"body": b"{}"}
+    tape.second += 1
+    tape.call(f"c{end[1]}", scope=scope, request=chat_request(asked), outcome=outcome, begun=end[2], **body)

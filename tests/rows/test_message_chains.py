@@ -18,11 +18,7 @@ from lightning_sdk.mdp import assemble
 from lightning_sdk.mdp.sequences import build_rows
 from lightning_sdk.mdp.text_sequences import build_text_rows
 from support.record_factory import Tape, chat_body, chat_request
-from support.row_factory import advantages_of, chains_of, forest_of, talk
-
-
-def answered(transition: Any) -> bool:
-    return transition.action is not None
+from support.row_factory import advantages_of, answered, chains_of, forest_of, talk
 
 
 def test_the_turns_of_a_conversation_are_one_chain_of_text() -> None:

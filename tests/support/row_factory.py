@@ -45,6 +45,10 @@ def talk(
     tape.call(call_id, body, request={**chat_request(), "messages": said, **request})
 
 
+def answered(transition: Transition) -> bool:
+    return transition.action is not None
+
+
 def usable(transition: Transition) -> bool:
     return transition.drop_reason is None
 
