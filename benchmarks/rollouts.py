@@ -2,8 +2,8 @@
 
 The model answers at once, inside the agent's process, so that nothing but the agent's own work (the openai client)
 and ours is timed: with a real model, which takes a second a call, none of this is seen. Beside each kind stands the
-same loop without lightning_sdk, on as many processes or threads. Starting the workers is not timed. With
-`AGENTLIGHTNING_PYTHON` set to a Python that has agentlightning 0.3.0, its runner runs the same agent.
+same loop without lightning_sdk, on as many processes or threads. Starting the workers is not timed.
+There is no figure of agentlightning's runner: its dependencies were not installed in the time that there was.
 """
 
 from __future__ import annotations
@@ -162,19 +162,6 @@ def recorded(kind: str) -> float:
     return ROLLOUTS / seconds
 
 
-def agentlightning(python: str) -> float:
-    """Rollouts a second of agentlightning's runner with its default tracer, in its own Python."""
-    script = Path(__file__).with_name("agentlightning_runner.py")
-    done = subprocess.run(
-        [python, str(script), str(WARM_UP), str(ROLLOUTS), str(CALLS)],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=600,
-    )
-    return float(done.stdout.splitlines()[-1])
-
-
 def main() -> None:
     """Print a table."""
     os.chdir(Path(__file__).parents[1])
@@ -188,11 +175,6 @@ def main() -> None:
             os.environ["LIGHTNING_HOME"] = home
             ours = recorded(kind)
         print(f"{kind:<12} {ours:>12.1f} {alone:>12.1f} {ours / alone:>7.2f}")
-    python = os.environ.get("AGENTLIGHTNING_PYTHON")
-    if python is None:
-        print("\nagentlightning 0.3.0: skipped, AGENTLIGHTNING_PYTHON names no Python that has it")
-    else:
-        print(f"\nagentlightning 0.3.0, one runner: {agentlightning(python):.1f} rollouts/s")
 
 
 if __name__ == "__main__":
