@@ -47,12 +47,12 @@ def engine(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Transfo
 
 @pytest.fixture
 def passes(engine: TransformersEngine) -> list[tuple[int, int]]:
-    """(first slot, tokens of a row) of each forward pass."""
+    """(first slot, tokens of all rows) of each forward pass."""
     seen: list[tuple[int, int]] = []
     forward = engine._model.forward
 
     def watched(first: int, rows: Any) -> Any:
-        seen.append((first, len(rows[0])))
+        seen.append((first, sum(map(len, rows))))
         return forward(first, rows)
 
     engine._model.forward = watched  # type: ignore[method-assign]

@@ -182,7 +182,7 @@ async def test_a_prompt_that_was_seen_runs_only_its_last_token(engine: Transform
     forward = engine._model.forward
 
     def counted(first: int, rows: Any) -> Any:
-        seen.append(len(rows[0]))
+        seen.append(sum(map(len, rows)))
         return forward(first, rows)
 
     engine._model.forward = counted  # type: ignore[method-assign]
@@ -190,7 +190,37 @@ async def test_a_prompt_that_was_seen_runs_only_its_last_token(engine: Transform
     await _answers(engine, prompt, _params(max_tokens=1), n=3)
     await _answer(engine, prompt, max_tokens=1)
     await _answer(engine, [*prompt, *prompt[:5]], max_tokens=1)
-    assert seen == [len(prompt), 1, 1, 1, 5]
+    assert seen == [len(prompt), 2, 1, 5]  # the two other choices in one pass
+
+
+async def test_short_prompts_are_read_together_and_what_they_share_only_once(
+    engine: TransformersEngine, directory: Path
+) -> None:
+    seen: list[list[int]] = []
+    forward = engine._model.forward
+
+    def counted(first: int, rows: Any) -> Any:
+        seen.append([len(row) for row in rows])
+        return forward(first, rows)
+
+    running = engine.generate(_ids(engine, "busy"), 1, _params(max_tokens=400, temperature=1.0))
+    await anext(running)
+    system = _ids(engine, "a" * 60)
+    prompts = [[*system, *_ids(engine, text)] for text in ("?", "bb", "cccc")]
+    engine._model.forward = counted  # type: ignore[method-assign]
+    # All three are there before the engine takes its next turn: one that has no place yet waits.
+    with engine._changed:
+        rows = [asyncio.ensure_future(_answer(engine, prompt, max_tokens=3)) for prompt in prompts]
+        for _ in range(20):
+            await asyncio.sleep(0)
+    answers = await asyncio.gather(*rows)
+    await running.aclose()
+    read = [lengths for lengths in seen if max(lengths) > 1]
+    assert [len(lengths) for lengths in read] == [1, 2]
+    assert sum(map(sum, read)) <= len(system) + sum(len(prompt) - len(system) for prompt in prompts)
+    for prompt, answer in zip(prompts, answers, strict=True):
+        expected = _plain_logprobs(directory, prompt, answer.ids, 1.0)
+        assert answer.logprobs == pytest.approx(expected, abs=1e-4)
 
 
 async def test_choices_differ_and_a_seed_repeats_them_all(engine: TransformersEngine) -> None:

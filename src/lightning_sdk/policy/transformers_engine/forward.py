@@ -35,17 +35,24 @@ class BatchedModel:
         self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in known else {}
 
     def forward(self, first: int, rows: Sequence[Sequence[int]]) -> torch.Tensor:
-        """Append tokens to slots `first` and following, equally many to each, and run them.
+        """Append tokens to slots `first` and following, at least one to each, and run them in one pass.
 
         Returns:
             (B, V) logits after the last token of each row.
         """
         slots = self.slots
-        starts = [len(slots.tokens[first + place]) for place in range(len(rows))]
-        ids = torch.tensor(rows, device=self._device)
-        steps = torch.arange(ids.shape[1], device=self._device)
-        positions = torch.tensor(starts, device=self._device)[:, None] + steps
+        longest = max(map(len, rows))
+        # Shorter rows are filled up at the front, so that each ends at the last place.
+        ids = torch.tensor([[0] * (longest - len(row)) + list(row) for row in rows], device=self._device)
+        ends = [len(slots.tokens[first + place]) + len(row) for place, row in enumerate(rows)]
+        steps = torch.arange(-longest, 0, device=self._device)
+        positions = torch.tensor(ends, device=self._device)[:, None] + steps
+        if any(len(row) < longest for row in rows):
+            filled = torch.tensor([longest - len(row) for row in rows], device=self._device)
+            positions = positions.masked_fill(steps + longest < filled[:, None], -1)
         slots.open(first, positions)
+        # What fills up looks at column 0, of whatever it is: its result is not used.
+        positions = positions.clamp(min=0)
         output = self._model(
             input_ids=ids,
             attention_mask=self._mask(positions, slots.span),

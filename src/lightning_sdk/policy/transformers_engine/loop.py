@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
@@ -31,6 +31,7 @@ from lightning_sdk.policy.probing import check_probe, compare
 from lightning_sdk.policy.stop_text import StoppableText
 from lightning_sdk.policy.transformers_engine.forward import BatchedModel
 from lightning_sdk.policy.transformers_engine.sampling import make_generator, sample
+from lightning_sdk.policy.transformers_engine.slots import common_prefix
 from lightning_sdk.policy.transformers_engine.weights import NewWeights
 
 _log = logging.getLogger(__name__)
@@ -45,9 +46,9 @@ class _Row:
     """One choice of one answer. While it runs it is in slot number "its place among the running rows"."""
 
     choice: int
-    asked: Sequence[int]
+    asked: list[int]
     # What its slot must hold before it samples: what was asked, and after new weights what it sampled as well.
-    prompt: Sequence[int] = field(init=False)
+    prompt: list[int] = field(init=False)
     params: SamplingParams
     text: StoppableText
     generator: torch.Generator
@@ -208,7 +209,7 @@ class TransformersEngine:
     ) -> _Row:
         return _Row(
             choice=choice,
-            asked=prompt,
+            asked=list(prompt),
             params=params,
             text=StoppableText(self.tokenizer, params.stop),
             generator=make_generator(params.seed, choice),
@@ -269,7 +270,7 @@ class TransformersEngine:
             self._reading.append(row)
         read = 0
         while self._reading and read < _PIECE_TOKENS:
-            read += self._read_on(self._reading.popleft())
+            read += self._read_on()
         if self._sampling:
             logits = self._model.forward(0, [row.sampled[-1:] for row in self._rows[: self._sampling]])
             self._advance(0, logits)
@@ -328,24 +329,65 @@ class TransformersEngine:
                 _log.exception("scoring failed")
                 scored.set_exception(internal(error))
 
-    def _read_on(self, row: _Row) -> int:
-        """Run the next piece of a prompt that no slot holds yet; after the last one sample the first token.
+    def _read_on(self) -> int:
+        """Run the next piece of the prompt whose turn it is, and of those beside it, as many as fit into one pass.
+
+        Who has read its prompt to the end samples its first token.
 
         Returns:
             How many tokens ran.
         """
-        place = self._rows.index(row)
-        # Meanwhile another may have read what both begin with: the other choices of one request always do.
-        start = self._model.slots.catch_up(place, row.prompt)
-        end = min(len(row.prompt), (start // _PIECE_TOKENS + 1) * _PIECE_TOKENS)
-        logits = self._model.forward(place, [row.prompt[start:end]])
-        if end < len(row.prompt):
-            self._reading.append(row)
-        else:
+        pieces = self._side_by_side(self._rows.index(self._reading[0]))
+        first = min(pieces)
+        batch = self._rows[first : first + len(pieces)]
+        logits = self._model.forward(first, [pieces[place] for place in sorted(pieces)])
+        before = self._sampling
+        ended: list[int] = []
+        for index, row in enumerate(batch):
+            self._reading.remove(row)
+            place = self._rows.index(row)
+            if len(self._model.slots.tokens[place]) < len(row.prompt):
+                self._reading.append(row)
+                continue
+            ended.append(index)
             self._swap(place, self._sampling)
             self._sampling += 1
-            self._advance(self._sampling - 1, logits)
-        return end - start
+        if ended:
+            self._advance(before, logits[ended])
+        return sum(map(len, pieces.values()))
+
+    def _side_by_side(self, turn: int) -> dict[int, list[int]]:
+        """The next pieces, by place, of the row at `turn` and of those around it that fit into its pass."""
+        pieces = {turn: self._next_piece(turn)}
+        # Behind the rows that sample all read. Whichever way, the pass needs places without a gap.
+        for direction in (range(turn + 1, len(self._rows)), range(turn - 1, self._sampling - 1, -1)):
+            for place in direction:
+                piece = self._next_piece(place)
+                area = (len(pieces) + 1) * max(map(len, [*pieces.values(), piece]))
+                if area > _PIECE_TOKENS or self._waits_for(place, pieces):
+                    break
+                pieces[place] = piece
+        return pieces
+
+    def _next_piece(self, place: int) -> list[int]:
+        """What a row reads next of its prompt: what no slot holds yet, up to the end of a piece."""
+        prompt = self._rows[place].prompt
+        # Meanwhile another may have read what both begin with: the other choices of one request always do.
+        start = self._model.slots.catch_up(place, prompt)
+        return prompt[start : (start // _PIECE_TOKENS + 1) * _PIECE_TOKENS]
+
+    def _waits_for(self, place: int, pieces: Mapping[int, Sequence[int]]) -> bool:
+        """Whether one of these pieces is about to read what this row needs too; then that is read only once."""
+        held, prompt = self._model.slots.tokens, self._rows[place].prompt
+        return any(
+            min(
+                common_prefix(prompt, self._rows[other].prompt),
+                len(held[other]) + len(piece),
+                len(prompt) - 1,
+            )
+            > len(held[place])
+            for other, piece in pieces.items()
+        )
 
     def _advance(self, first: int, logits: torch.Tensor) -> None:
         """Give each row that samples, from `first` on, its next token; those that are done leave."""
