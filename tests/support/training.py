@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from lightning_sdk.mdp import Episode, Group
+from lightning_sdk.mdp import Episode, Group, Transition
 from lightning_sdk.plugins import Probe, TrainingRun
 from support import credit_groups
 
@@ -40,6 +40,19 @@ def save_llama(directory: Path, *, layers: int = 2, seed: int = 0, **config: Any
     )
     model.save_pretrained(directory)
     return directory
+
+
+def use_float64(model: Any) -> None:
+    """Everything in float64, the norms too, which Llama computes in float32 whatever its weights are."""
+    import torch
+
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if type(child).__name__ == "LlamaRMSNorm":
+                norm = torch.nn.RMSNorm(child.weight.shape, eps=child.variance_epsilon)
+                norm.weight = child.weight
+                setattr(parent, name, norm)
+    model.double()
 
 
 @dataclass
@@ -148,3 +161,8 @@ def _check_probe(model: Any, probe: Probe) -> None:
             logits = model(torch.tensor([list(ids)])).logits[0, :-1].float()
         found = torch.log_softmax(logits, -1)[torch.arange(len(ids) - 1), list(ids[1:])]
         assert (found - torch.tensor(list(expected))).abs().max() <= probe.tolerance
+
+
+def state_of(transition: Transition) -> int:
+    """A state that calls share: how far the rollout is."""
+    return transition.step
