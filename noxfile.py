@@ -13,6 +13,7 @@ nox.options.error_on_missing_interpreters = True
 nox.options.sessions = ["lint", "proto", "tests"]
 
 TORCH = "torch==2.13.0"
+PEER = "agentlightning==0.3.0"
 PROJECT = nox.project.load_toml("pyproject.toml")
 
 
@@ -87,8 +88,24 @@ def proto(session: nox.Session) -> None:
 def bench(session: nox.Session) -> None:
     """Ratios against a floor or a peer measured in the same run; benchmarks/RESULTS.md keeps them."""
     session.install("--quiet", ".[server]", *_group("bench"))
-    for name in session.posargs or ["capture", "ingest", "rollouts"]:
-        session.run("python", f"benchmarks/{name}.py")
+    for name in session.posargs or ["capture", "ingest", "assembly", "rollouts"]:
+        options = _find_peer(session) if name == "assembly" else []
+        session.run("python", f"benchmarks/{name}.py", *options)
+
+
+def _find_peer(session: nox.Session) -> list[str]:
+    """An environment with agentlightning, whose requirements are not ours. Without one it is not measured."""
+    folder = f"{session.create_tmp()}/peer"
+    python = f"{folder}/bin/python"
+    session.run("python", "-m", "venv", folder)
+    install = (python, "-m", "pip", "install", "--quiet", PEER)
+    session.run(*install, external=True, silent=True, success_codes=[0, 1])
+    look = (python, "-c", "import agentlightning.adapter; print('here')")
+    found = session.run(*look, external=True, silent=True, success_codes=[0, 1])
+    if not isinstance(found, str) or "here" not in found:
+        session.log(f"{PEER} does not install here: its adapter is not measured")
+        return []
+    return ["--peer", python]
 
 
 @nox.session(python="3.11")

@@ -2,15 +2,20 @@
 
     python benchmarks/assembly.py [--peer PYTHON]
 
-`assemble` turns records into episodes, from memory and from the SQLite store; `build_rows` turns episodes with
-advantages into rows. Calls are of one size (1.9 KB of JSON, 300 prompt and 60 sampled tokens), so that
-the work of a transition should be the same at 5, 50 and 500 calls a rollout; or resend a growing history, where
-the bytes of a rollout grow with the square of its calls and the work of a byte should be the same.
+- memory: `assemble` turns records in memory into episodes.
+- store: the same from the records in the SQLite store.
+- keep: what a collector does once with a complete rollout: read its records, assemble, write the columns.
+- kept: `read_episodes` from those columns; this is what a learner waits for.
+- rows: `build_rows` turns episodes with advantages into rows.
+
+Calls are of one size (1.9 KB of JSON, 300 prompt and 60 sampled tokens), so that the work of a transition should be
+the same at 5, 50 and 500 calls a rollout; or resend a growing history, where the bytes of a rollout grow with the
+square of its calls and the work of a byte should be the same.
 
 The peer is agentlightning 0.3.0's `TracerTraceToTriplet`, run with the interpreter of an environment of its own:
 the same calls as spans in memory, parsed already, to triplets (no rewards bound, no prefix found, no check).
 
-Times are of the process's CPU, the best of three; so they are of one core, and a busy machine counts little.
+Times are of the process's CPU, the best of five; so they are of one core, and a busy machine counts little.
 """
 
 from __future__ import annotations
@@ -33,7 +38,7 @@ from typing import Any
 CALLS_A_ROLLOUT = (5, 50, 500)
 TRANSITIONS = 5_000
 GROWING_TRANSITIONS = {5: 2_000, 50: 1_000, 500: 500}
-REPEATS = 3
+REPEATS = 5
 TOKEN_BUDGET = 32_768
 LOGNORMAL_ROLLOUTS = 512
 
@@ -243,8 +248,8 @@ def draw(kind: str, calls: int, transitions: int) -> list[list[DrawnCall]]:
     return [make(calls, rng) for _ in range(transitions // calls)]
 
 
-def measure(kind: str, calls: int, transitions: int, peer: str | None) -> None:
-    """Print one line of the table."""
+def measure(kind: str, calls: int, transitions: int, peer: str | None) -> float:
+    """Print one line of the table; the seconds that a transition takes in memory."""
     from lightning_sdk.mdp import assemble
 
     rollouts = sourced(draw(kind, calls, transitions))
@@ -253,15 +258,24 @@ def measure(kind: str, calls: int, transitions: int, peer: str | None) -> None:
         path = Path(folder, "traces.db")
         fill_store(path, rollouts)
         stored = best_of(lambda: assemble_store(path))
+        started = time.process_time()
+        assert keep_episodes(path) == len(rollouts)
+        keeping = time.process_time() - started
+        kept = best_of(lambda: read_kept(path))
+        assert read_kept(path) == assemble_store(path) == transitions
     episodes = [episode for records in rollouts for episode in assemble(records)]
     memory = best_of(lambda: [assemble(records) for records in rollouts])
     rows = best_of(lambda: rows_of(episodes))
-    other = "-" if peer is None else f"{transitions / peer_time(peer, kind, calls, transitions):,.0f}"
+    theirs = None if peer is None else peer_time(peer, kind, calls, transitions)
+    rates = [transitions / seconds for seconds in (memory, stored, keeping, kept, rows)]
     print(
-        f"{kind:8}{calls:6}{megabytes * 1e3 / transitions:10.1f}{transitions / memory:12,.0f}"
-        f"{transitions / stored:12,.0f}{transitions / rows:12,.0f}{other:>12}"
-        f"{memory / transitions * 1e6:12.0f}{memory / megabytes * 1e3:10.2f}"
+        f"{kind:8}{calls:6}{megabytes * 1e3 / transitions:9.1f}"
+        + "".join(f"{rate:10,.0f}" for rate in rates)
+        + (f"{'-':>10}" if theirs is None else f"{transitions / theirs:10,.0f}")
+        + f"{memory / transitions * 1e6:11.0f}{kept / transitions * 1e6:9.1f}{memory / megabytes * 1e3:9.2f}",
+        flush=True,
     )
+    return memory / transitions
 
 
 # --- the peer ---------------------------------------------------------------------------------------------------
@@ -408,11 +422,11 @@ def main() -> None:
         print("no --peer: agentlightning's adapter is not measured", file=sys.stderr)
     print("transitions a second of one core, by calls a rollout")
     print(
-        f"{'calls':8}{'':6}{'KB each':>10}{'memory':>12}{'store':>12}{'rows':>12}{'peer':>12}"
-        f"{'us each':>12}{'ms a MB':>10}"
+        f"{'calls':14}{'KB each':>9}{'memory':>10}{'store':>10}{'keep':>10}{'kept':>10}{'rows':>10}{'peer':>10}"
+        f"{'us memory':>11}{'us kept':>9}{'ms a MB':>9}"
     )
-    for calls in CALLS_A_ROLLOUT:
-        measure("fixed", calls, TRANSITIONS, arguments.peer)
+    each = [measure("fixed", calls, TRANSITIONS, arguments.peer) for calls in CALLS_A_ROLLOUT]
+    print(f"of one size, a transition of 500 calls takes {each[-1] / each[1]:.2f} times one of 50")
     for calls in CALLS_A_ROLLOUT:
         measure("growing", calls, GROWING_TRANSITIONS[calls], arguments.peer)
     measure_merging()

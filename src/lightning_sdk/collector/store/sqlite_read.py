@@ -7,18 +7,19 @@ import sqlite3
 from collections.abc import Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from lightning_sdk._proto.read_pb2 import RolloutQuery, RolloutRecords, RolloutSummary, Stats
-from lightning_sdk.collector.store.base import SourcedRollout, decode_columns, episodes_of, to_sourced
+from lightning_sdk.collector.store.base import SourcedRollout, decode_columns
 from lightning_sdk.collector.store.client_counters import sum_client_counters
 from lightning_sdk.collector.store.schema import KINDS, SCHEMA_VERSION, open_reader, store_error
 from lightning_sdk.collector.store.sqlite_episodes import MadeEpisode, find_to_assemble, read_kept
 from lightning_sdk.collector.store.sqlite_rollouts import STATE_COLUMNS
 from lightning_sdk.collector.store.summary import RolloutState
 from lightning_sdk.errors import WireError
-from lightning_sdk.mdp import Episode
+from lightning_sdk.mdp import Episode, assemble
 from lightning_sdk.mdp.columns import can_decode, encode_episode
+from lightning_sdk.records import SourcedRecord, parse_record
 
 _PAGE_ROLLOUTS: Final = 256
 # Greater than every character that may follow a prefix.
@@ -66,7 +67,10 @@ class SqliteReader:
 
     def read_rollouts(self, query: RolloutQuery) -> Iterator[SourcedRollout]:
         """See `RecordReader.read_rollouts`."""
-        return map(to_sourced, self.read_stored(query))
+        with closing(open_reader(self._path)) as connection:
+            for no in reversed(self._matching(connection, query)):
+                for rollout in self._read(connection, no):
+                    yield rollout.state.to_message(), rollout.sourced()
 
     def read_episodes(self, query: RolloutQuery) -> Iterator[Episode]:
         """See `RecordReader.read_episodes`."""
@@ -75,22 +79,21 @@ class SqliteReader:
                 if columns is not None:
                     yield decode_columns(columns, self)
                 else:
-                    yield from (
-                        each for rollout in self._read(connection, no) for each in episodes_of(rollout, self)
-                    )
+                    for rollout in self._read(connection, no):
+                        yield from assemble(rollout.sourced())
 
     def read_stored(self, query: RolloutQuery) -> Iterator[RolloutRecords]:
         """See `Store.read_stored`."""
         with closing(open_reader(self._path)) as connection:
             if query.episode_code and can_decode(query.episode_code):
-                for no, columns in self._kept(connection, query):
-                    if columns is not None:
-                        yield RolloutRecords(episode=columns)
-                    else:
-                        yield from self._read(connection, no)
+                stored: Iterable[tuple[int, bytes | None]] = self._kept(connection, query)
             else:
-                for no in reversed(self._matching(connection, query)):
-                    yield from self._read(connection, no)
+                stored = ((no, None) for no in reversed(self._matching(connection, query)))
+            for no, columns in stored:
+                if columns is not None:
+                    yield RolloutRecords(episode=columns)
+                else:
+                    yield from (rollout.to_message() for rollout in self._read(connection, no))
 
     def make_episodes(self, limit: int) -> list[MadeEpisode]:
         """Episodes of complete rollouts that are not kept as they are now, each of one moment."""
@@ -100,7 +103,7 @@ class SqliteReader:
             except sqlite3.Error as error:
                 raise store_error(error, self._path, "read") from error
             return [
-                MadeEpisode(no, rollout.summary.revision, _lay_out(rollout, self))
+                MadeEpisode(no, rollout.state.revision, _lay_out(rollout))
                 for no in numbers
                 for rollout in self._read(connection, no)
             ]
@@ -141,7 +144,7 @@ class SqliteReader:
         except sqlite3.Error as error:
             raise store_error(error, self._path, "read") from error
 
-    def _read(self, connection: sqlite3.Connection, no: int) -> list[RolloutRecords]:
+    def _read(self, connection: sqlite3.Connection, no: int) -> list[_StoredRollout]:
         """A rollout; none where it is gone."""
         try:
             rollout = _read_rollout(connection, no)
@@ -195,30 +198,46 @@ def _with_kind(beginnings: Iterable[str], kind: str) -> str:
     return json.dumps(sorted(given | {kind + each for each in given if not each.startswith(kind)}))
 
 
-def _read_rollout(connection: sqlite3.Connection, no: int) -> RolloutRecords | None:
-    """A rollout's summary and records, of one moment."""
+class _StoredRollout(NamedTuple):
+    """A rollout of one moment: its state, and its records as (producer, seq, serialized record)."""
+
+    state: RolloutState
+    rows: list[tuple[bytes, int, bytes]]
+
+    def to_message(self) -> RolloutRecords:
+        """As it crosses the wire."""
+        message = RolloutRecords(summary=self.state.to_message())
+        for producer, seq, payload in self.rows:
+            message.records.add(producer=producer, seq=seq, record=payload)
+        return message
+
+    def sourced(self) -> list[SourcedRecord]:
+        """Its records, parsed.
+
+        Raises:
+            WireError: a record that this version cannot read.
+        """
+        return [SourcedRecord(producer, seq, parse_record(payload)) for producer, seq, payload in self.rows]
+
+
+def _read_rollout(connection: sqlite3.Connection, no: int) -> _StoredRollout | None:
     connection.execute("BEGIN")
     try:
         row = connection.execute(f"SELECT {STATE_COLUMNS} FROM rollouts WHERE no = ?", (no,)).fetchone()
         if row is None:
             return None
-        rollout = RolloutRecords(summary=RolloutState(*row).to_message())
         kinds = {"no": no, "call": KINDS["call"], "tokens": KINDS["tokens"]}
-        for cursor in (
-            connection.execute(_RECORDS, (no,)),
-            connection.execute(_NAMED_REWARDS, (no,)),
-            connection.execute(_TOKENS, kinds),
-        ):
-            for producer, seq, payload in cursor:
-                rollout.records.add(producer=producer, seq=seq, record=payload)
-        return rollout
+        rows = connection.execute(_RECORDS, (no,)).fetchall()
+        rows += connection.execute(_NAMED_REWARDS, (no,))
+        rows += connection.execute(_TOKENS, kinds)
+        return _StoredRollout(RolloutState(*row), rows)
     finally:
         connection.execute("COMMIT")
 
 
-def _lay_out(rollout: RolloutRecords, reader: SqliteReader) -> bytes | None:
+def _lay_out(rollout: _StoredRollout) -> bytes | None:
     try:
-        episodes = episodes_of(rollout, reader)
+        episodes = assemble(rollout.sourced())
     except WireError:
         return None
     return encode_episode(episodes[0]) if len(episodes) == 1 else None
