@@ -200,7 +200,7 @@ def test_embeddings_are_calls_without_a_problem() -> None:
 
 
 def test_a_shape_that_we_do_not_know_is_kept_as_unreadable() -> None:
-    call = view(b'{"output": []}', request=b'{"input": "x"}', api="responses")
+    call = view(b'{"output": []}', request=b'{"input": "x"}', api="images")
     assert (call.problem, call.request, call.response) == ("unreadable", {"input": "x"}, {"output": []})
 
 

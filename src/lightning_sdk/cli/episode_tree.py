@@ -234,8 +234,11 @@ def _call_label(view: _View, choices: Sequence[Transition], rewards: Sequence[Re
 def _new_messages(observation: Mapping[str, Any], *, full: bool) -> Sequence[Any]:
     """What is new to the model: the messages after its own last one; only the last unless `full`."""
     messages = observation.get("messages")
-    if not isinstance(messages, Sequence) or isinstance(messages, str):
+    if messages is None:
+        messages = observation.get("prompt")
         return [] if messages is None else [messages]
+    if not isinstance(messages, Sequence) or isinstance(messages, str):
+        return [messages]
     start = max(
         (
             i + 1

@@ -23,10 +23,13 @@ SAMPLING_FIELDS: Final = (
     "min_p",
     "max_tokens",
     "max_completion_tokens",
+    "max_output_tokens",
     "min_tokens",
     "n",
     "seed",
+    "best_of",
     "stop",
+    "stop_sequences",
     "stop_token_ids",
     "ignore_eos",
     "presence_penalty",
@@ -188,7 +191,7 @@ def _read_body(call: Call) -> _Body:
     try:
         request = parse_json(call.request)
         if decoder is not None:
-            decoder.check_request(request)
+            decoder.read_observation(request)
     except WireError:
         readable = False
     try:

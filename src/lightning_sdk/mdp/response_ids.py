@@ -1,4 +1,7 @@
-"""The id that a model's server gave to a response, read off the wire without decoding all of it."""
+"""The id that a model's server gave to a response, read off the wire without decoding all of it.
+
+Some APIs have it in the response itself, which the first event of a stream holds as a member.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +19,12 @@ _ID_FIRST: Final = re.compile(rb'\s*\{\s*"id"\s*:\s*"([^"\\\x00-\x1f]+)"')
 _MAX_EVENTS: Final = 16
 # Of what does not begin with its id, so much is decoded a call at the most.
 _MAX_DECODED_BYTES: Final = 1 << 20
+# First events of streams, and their member that has the id.
+_HOLDERS: Final = {"response.created": "response", "message_start": "message"}
 
 
 def response_id(call: Call) -> str | None:
-    """The top-level "id" of the response, or of the first event that has one.
+    """The top-level "id" of the response, or of the first event that has one, or begins a response that has.
 
     Returns:
         None where there is none that an index can hold, or it is hidden in more than a megabyte.
@@ -46,5 +51,9 @@ def _decoded_id(data: bytes) -> str:
         value = parse_json(data)
     except WireError:
         return ""
-    told = value.get("id") if isinstance(value, dict) else None
+    if not isinstance(value, dict):
+        return ""
+    kind = value.get("type")
+    holder = value.get(_HOLDERS[kind]) if isinstance(kind, str) and kind in _HOLDERS else value
+    told = holder.get("id") if isinstance(holder, dict) else None
     return told if isinstance(told, str) else ""

@@ -6,6 +6,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+from lightning_sdk.errors import WireError
+from lightning_sdk.mdp.apis import APIS, OBSERVATION_KEYS
 from lightning_sdk.mdp.binding import BoundReward
 from lightning_sdk.mdp.calls import CallView, ChoiceView, says_nothing
 from lightning_sdk.mdp.choices import ChoiceAt, Use, find_parents, find_uses
@@ -14,8 +16,6 @@ from lightning_sdk.mdp.frozen import quick_maker
 from lightning_sdk.mdp.message_links import SaidCall, find_message_parents
 from lightning_sdk.mdp.retries import find_superseded
 from lightning_sdk.mdp.rewards import RewardSum, returns_to_go
-
-OBSERVATION_KEYS: Final = ("messages", "tools", "tool_choice", "response_format", "chat_template_kwargs")
 
 
 _make_transition = quick_maker(Transition)
@@ -109,7 +109,7 @@ def _find_all_parents(calls: Sequence[CallView]) -> list[ChoiceAt | None]:
 
 def _said(call: CallView) -> SaidCall:
     answers = [(choice.index, choice.message) for choice in call.choices]
-    return SaidCall(call.policy or call.model, _observation(call.request), answers)
+    return SaidCall(call.policy or call.model, _observation(call), answers)
 
 
 def _transition(
@@ -148,7 +148,7 @@ def _transition(
         "engine" if known else "text",
         call.start_ns,
         call.end_ns,
-        _observation(call.request),
+        _observation(call),
         call.sampling,
         call.logprobs_mode,
         None if choice is None else {"message": choice.message, "finish_reason": choice.finish_reason},
@@ -177,8 +177,15 @@ def _main_choice(at: int, call: CallView, uses: Mapping[ChoiceAt, Use]) -> int:
     return call.choices[0].index if call.choices else 0
 
 
-def _observation(request: Any) -> dict[str, Any]:
-    known = request if isinstance(request, dict) else {}
+def _observation(call: CallView) -> dict[str, Any]:
+    """In the form of a chat request, whatever the API; as it is where that cannot be read."""
+    decoder = APIS.get(call.api)
+    if decoder is not None:
+        try:
+            return decoder.read_observation(call.request)
+        except WireError:
+            pass
+    known = call.request if isinstance(call.request, dict) else {}
     return {key: known.get(key) for key in OBSERVATION_KEYS}
 
 

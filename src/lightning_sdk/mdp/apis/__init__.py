@@ -9,18 +9,27 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from lightning_sdk.mdp.apis import chat_completions, chat_stream
-from lightning_sdk.mdp.apis.answer import Answer, AnswerChoice
+from lightning_sdk.mdp.apis import (
+    chat_completions,
+    chat_stream,
+    completions,
+    messages,
+    messages_stream,
+    responses,
+    responses_stream,
+)
+from lightning_sdk.mdp.apis.answer import OBSERVATION_KEYS, Answer, AnswerChoice
 
-__all__ = ["APIS", "WITHOUT_TRANSITION", "Answer", "AnswerChoice", "ApiDecoder"]
+__all__ = ["APIS", "OBSERVATION_KEYS", "WITHOUT_TRANSITION", "Answer", "AnswerChoice", "ApiDecoder"]
 
 
 @dataclass(frozen=True, slots=True)
 class ApiDecoder:
     """How one API's bytes are understood; each function raises WireError where they are something else."""
 
-    # Takes the parsed request body.
-    check_request: Callable[[Any], None]
+    # The parsed request body to what it tells the model: OBSERVATION_KEYS, with values as a chat request has them;
+    # and only where there is such, "prompt" of what is no conversation, and ids of what the server adds to one.
+    read_observation: Callable[[Any], dict[str, Any]]
     # The data of each server-sent event to the body that the API would have answered without streaming.
     join_events: Callable[[Sequence[bytes]], dict[str, Any]]
     read_answer: Callable[[Any], Answer]
@@ -28,9 +37,24 @@ class ApiDecoder:
 
 APIS: Final[Mapping[str, ApiDecoder]] = {
     "chat.completions": ApiDecoder(
-        check_request=chat_completions.check_request,
+        read_observation=chat_completions.read_observation,
         join_events=chat_stream.join_events,
         read_answer=chat_completions.read_answer,
+    ),
+    "completions": ApiDecoder(
+        read_observation=completions.read_observation,
+        join_events=completions.join_events,
+        read_answer=completions.read_answer,
+    ),
+    "responses": ApiDecoder(
+        read_observation=responses.read_observation,
+        join_events=responses_stream.join_events,
+        read_answer=responses.read_answer,
+    ),
+    "messages": ApiDecoder(
+        read_observation=messages.read_observation,
+        join_events=messages_stream.join_events,
+        read_answer=messages.read_answer,
     ),
 }
 

@@ -1,12 +1,15 @@
-"""What every API's response comes down to."""
+"""What every API's request and response come down to."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from lightning_sdk.mdp.frozen import quick_maker
+
+# What a request tells the model, as chat requests call it; an observation has them all.
+OBSERVATION_KEYS: Final = ("messages", "tools", "tool_choice", "response_format", "chat_template_kwargs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,3 +34,8 @@ class Answer(NamedTuple):
     usage: Mapping[str, Any] | None
     prompt_token_ids: Sequence[Any] | None
     choices: tuple[AnswerChoice, ...]
+
+
+def text_or_none(value: Any) -> str | None:
+    """A text that says something."""
+    return value if isinstance(value, str) and value else None

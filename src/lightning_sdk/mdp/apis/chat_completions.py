@@ -5,21 +5,28 @@ from __future__ import annotations
 from typing import Any, Final
 
 from lightning_sdk.errors import WireError
-from lightning_sdk.mdp.apis.answer import Answer, AnswerChoice, make_answer_choice
+from lightning_sdk.mdp.apis.answer import (
+    OBSERVATION_KEYS,
+    Answer,
+    AnswerChoice,
+    make_answer_choice,
+    text_or_none,
+)
 
 _OBJECTS: Final = frozenset({dict})
 
 
-def check_request(request: Any) -> None:
-    """See that a parsed request body holds messages.
+def read_observation(request: Any) -> dict[str, Any]:
+    """What a parsed request tells the model.
 
     Raises:
-        WireError: it does not.
+        WireError: it holds no messages.
     """
     messages = request.get("messages") if isinstance(request, dict) else None
     # What a parser makes of an object is a dict, never a subclass.
     if type(messages) is not list or not set(map(type, messages)) <= _OBJECTS:
         raise WireError("a chat request holds a list of messages, this one does not")
+    return {key: request.get(key) for key in OBSERVATION_KEYS}
 
 
 def read_answer(response: Any) -> Answer:
@@ -38,8 +45,8 @@ def read_answer(response: Any) -> Answer:
             raise WireError("two choices of a chat completion have the same index")
     usage = response.get("usage")
     return Answer(
-        _text(response.get("id")),
-        _text(response.get("model")),
+        text_or_none(response.get("id")),
+        text_or_none(response.get("model")),
         usage if isinstance(usage, dict) else None,
         _prompt_token_ids(response, pieces),
         tuple(choices),
@@ -57,7 +64,7 @@ def _read_choice(piece: Any, position: int) -> AnswerChoice:
     choice: AnswerChoice = make_answer_choice(
         index,
         message,
-        _text(piece.get("finish_reason")),
+        text_or_none(piece.get("finish_reason")),
         token_ids if isinstance(token_ids, list) else None,
         _logprobs(piece.get("logprobs")),
     )
@@ -81,7 +88,3 @@ def _logprobs(logprobs: Any) -> list[float] | None:
         return [float(entry["logprob"]) for entry in content]
     except (TypeError, KeyError, ValueError, OverflowError):
         raise WireError("the log probabilities of a choice are not a list of numbers") from None
-
-
-def _text(value: Any) -> str | None:
-    return value if isinstance(value, str) and value else None

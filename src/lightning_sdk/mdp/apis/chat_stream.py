@@ -11,14 +11,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from lightning_sdk.errors import WireError
+from lightning_sdk.mdp.apis.merging import dict_at, index_of, joined, list_at, merge, objects
 from lightning_sdk.mdp.json_text import parse_json
-
-# Said again, not continued, when a delta repeats them.
-_WHOLE = frozenset({"role", "type"})
-
-
-class _Text(list[str]):
-    """Text that is still growing: its pieces, joined once at the end, so that long streams stay linear."""
 
 
 def join_events(events: Sequence[bytes]) -> dict[str, Any]:
@@ -41,8 +35,8 @@ def join_events(events: Sequence[bytes]) -> dict[str, Any]:
             # though not always in the first chunk: some begin with empty ids and names.
             if key != "choices" and (body.get(key) in (None, "") or (key == "usage" and value is not None)):
                 body[key] = value
-        for position, piece in enumerate(_objects(chunk.get("choices"))):
-            index = _index(piece, position)
+        for position, piece in enumerate(objects(chunk.get("choices"))):
+            index = index_of(piece, position)
             if index not in choices:
                 choices[index] = _Choice(index)
             choices[index].add(piece)
@@ -63,9 +57,9 @@ class _Choice:
             if key in ("delta", "index"):
                 continue
             if key == "logprobs" and isinstance(value, dict):
-                _merge(_dict_at(self._fields, key), value)
+                merge(dict_at(self._fields, key), value)
             elif key == "token_ids" and isinstance(value, list):
-                _list_at(self._fields, key).extend(value)
+                list_at(self._fields, key).extend(value)
             elif value is not None or key not in self._fields:
                 self._fields[key] = value
         delta = piece.get("delta")
@@ -76,79 +70,14 @@ class _Choice:
         rest = dict(delta)
         token_ids = rest.pop("token_ids", None)
         if isinstance(token_ids, list):
-            _list_at(self._fields, "token_ids").extend(token_ids)
-        for position, piece in enumerate(_objects(rest.pop("tool_calls", None))):
-            tool_call = self._tool_calls.setdefault(_index(piece, position), {})
-            _merge(tool_call, {key: value for key, value in piece.items() if key != "index"})
-        _merge(self._message, rest)
+            list_at(self._fields, "token_ids").extend(token_ids)
+        for position, piece in enumerate(objects(rest.pop("tool_calls", None))):
+            tool_call = self._tool_calls.setdefault(index_of(piece, position), {})
+            merge(tool_call, {key: value for key, value in piece.items() if key != "index"})
+        merge(self._message, rest)
 
     def finish(self) -> dict[str, Any]:
-        message = _joined(self._message)
+        message = joined(self._message)
         if self._tool_calls:
-            message["tool_calls"] = [_joined(tool_call) for _, tool_call in sorted(self._tool_calls.items())]
-        return {**_joined(self._fields), "message": message}
-
-
-def _merge(held: dict[str, Any], delta: dict[str, Any]) -> None:
-    for key, value in delta.items():
-        if value is None:
-            held.setdefault(key, None)
-        elif isinstance(value, str) and key not in _WHOLE:
-            _add_text(held, key, value)
-        elif isinstance(value, dict):
-            _merge(_dict_at(held, key), value)
-        elif isinstance(value, list):
-            _list_at(held, key).extend(value)
-        else:
-            held[key] = value
-
-
-def _add_text(held: dict[str, Any], key: str, piece: str) -> None:
-    text = held.get(key)
-    if not isinstance(text, _Text):
-        held[key] = _Text([piece])
-    elif key != "id" or text != [piece]:  # some servers repeat the id of a tool call in every chunk
-        text.append(piece)
-
-
-def _dict_at(held: dict[str, Any], key: str) -> dict[str, Any]:
-    if not isinstance(held.get(key), dict):
-        held[key] = {}
-    inner: dict[str, Any] = held[key]
-    return inner
-
-
-def _list_at(held: dict[str, Any], key: str) -> list[Any]:
-    if not isinstance(held.get(key), list) or isinstance(held[key], _Text):
-        held[key] = []
-    inner: list[Any] = held[key]
-    return inner
-
-
-def _joined(held: dict[str, Any]) -> dict[str, Any]:
-    return {
-        key: "".join(value)
-        if isinstance(value, _Text)
-        else _joined(value)
-        if isinstance(value, dict)
-        else value
-        for key, value in held.items()
-    }
-
-
-def _objects(value: Any) -> list[dict[str, Any]]:
-    if value is None:
-        return []
-    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
-        raise WireError("choices or tool calls in a chat stream are not a list of JSON objects")
-    return value
-
-
-def _index(piece: dict[str, Any], position: int) -> int:
-    # Some servers leave the index out where there is only one.
-    index = piece.get("index")
-    if index is None:
-        return position
-    if type(index) is not int:
-        raise WireError("an index in a chat stream is not a number")
-    return index
+            message["tool_calls"] = [joined(tool_call) for _, tool_call in sorted(self._tool_calls.items())]
+        return {**joined(self._fields), "message": message}
