@@ -12,7 +12,7 @@ from lightning_integrations._stainless import Sdk, StainlessPatches
 if TYPE_CHECKING:
     from lightning_sdk.plugins import Recorder, Undo
 
-_VERSIONS: Final = ">=2,<3"
+_VERSIONS: Final = ">=0.100,<3"
 
 
 class AnthropicIntegration:

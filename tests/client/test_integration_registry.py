@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 import lightning_sdk as ls
-from lightning_sdk.client import faults, integrations
+from lightning_sdk.client import faults, integrations, runtime
+from lightning_sdk.errors import ConfigError
 from lightning_sdk.testing import capture
 
 Library = Callable[[], list[str]]
@@ -148,3 +149,29 @@ def test_one_that_refuses_its_library_is_failed_with_its_reason(library: Library
 def test_status_before_any_init_imports_no_library(library: Library) -> None:
     assert state("good") == "absent"
     assert "made_up_library" not in sys.modules
+
+
+ROUTING = {"policy_endpoint": "http://127.0.0.1:8000/v1", "agents": "writer"}
+
+
+def test_where_agents_are_routed_an_integration_that_failed_is_refused(library: Library) -> None:
+    ls.init(integrations=["good"], **ROUTING)
+    library()
+    assert state("good") == "installed"
+    ls.shutdown()
+
+    sys.modules["made_up_library"].refuses = True  # type: ignore[attr-defined]
+    with pytest.raises(ConfigError, match=r"failed \(good: PluginError: it has no method ask\)"):
+        ls.init(integrations=["good"], **ROUTING)
+    with pytest.raises(ConfigError, match="broken: "):
+        ls.init(**ROUTING)
+    assert not runtime.configured()
+
+
+def test_where_it_fails_later_the_log_says_that_nothing_is_routed(
+    library: Library, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "site" / "made_up_library.py").write_text("refuses = True")
+    ls.init(integrations=["good"], **ROUTING)
+    importlib.import_module("made_up_library")
+    assert "through good do NOT go to the policy endpoint" in caplog.text

@@ -87,6 +87,16 @@ def selected() -> tuple[str, ...]:
         return tuple(name for name, slot in _slots.items() if slot.wanted)
 
 
+def failures() -> dict[str, str]:
+    """The chosen integrations that could not be loaded or installed, each with why."""
+    with _lock:
+        return {
+            name: slot.broken or slot.failed
+            for name, slot in _slots.items()
+            if slot.wanted and (slot.broken or slot.failed)
+        }
+
+
 def uninstall_all() -> None:
     """Take all patches off, where they are still ours."""
     with _lock:
@@ -156,12 +166,25 @@ def _install(slot: _Slot, integration: plugins.Integration) -> None:
     except Exception as error:
         faults.note(f"integration {slot.plugin.name}", error)
         slot.failed = f"{type(error).__name__}: {error}"
+        _warn_unrouted(slot)
         return
     finally:
         if slot.undo is None:
             slot.installer = None
     if not slot.wanted:
         _undo(slot)
+
+
+def _warn_unrouted(slot: _Slot) -> None:
+    """Where routing was asked for, a failure is more than a gap in what is recorded."""
+    from lightning_sdk.client import runtime
+
+    configured = runtime.configured()
+    if configured is not None and configured.routing is not None:
+        faults.warn(
+            f"calls of routed agents through {slot.plugin.name} do NOT go to the policy endpoint, for its "
+            f"integration failed: {slot.failed}"
+        )
 
 
 def _undo(slot: _Slot) -> None:

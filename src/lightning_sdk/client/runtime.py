@@ -22,6 +22,7 @@ from lightning_sdk.client import faults
 from lightning_sdk.client.config import Config, load_config, load_environment
 from lightning_sdk.client.routing import Routing
 from lightning_sdk.client.urls import UrlPrefix
+from lightning_sdk.errors import ConfigError
 from lightning_sdk.home import StrPath
 from lightning_sdk.ids import new_id
 
@@ -253,6 +254,20 @@ def init(
     runtime.install()
     if before is not None:
         _retire(before, _EXIT_TIMEOUT_S)
+    if config.agents:
+        _check_routable(config)
+
+
+def _check_routable(config: Config) -> None:
+    from lightning_sdk.client import integrations
+
+    if failed := integrations.failures():
+        told = "; ".join(f"{name}: {why}" for name, why in sorted(failed.items()))
+        shutdown()
+        raise ConfigError(
+            f"agents={'|'.join(pattern for pattern, _ in config.agents)!r} cannot be routed through an integration "
+            f"that failed ({told}): mend it, or name the others in integrations"
+        )
 
 
 def _warn_ignored(used: Config, ignored: Config) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from lightning_sdk.errors import WireError
 from lightning_sdk.mdp.apis import APIS, OBSERVATION_KEYS
@@ -16,7 +16,6 @@ from lightning_sdk.mdp.frozen import quick_maker
 from lightning_sdk.mdp.message_links import SaidCall, find_message_parents
 from lightning_sdk.mdp.retries import find_superseded
 from lightning_sdk.mdp.rewards import RewardSum, returns_to_go
-
 
 _make_transition = quick_maker(Transition)
 
