@@ -8,7 +8,6 @@ from typing import Any, Final
 
 from lightning_sdk.errors import WireError
 from lightning_sdk.mdp.episode import Transition
-from lightning_sdk.mdp.transitions import OBSERVATION_KEYS
 
 _ACTION_KEYS: Final = ("message", "finish_reason")
 
@@ -69,11 +68,12 @@ class LateObservation(Mapping[str, Any]):
             return self._response_format
         return self._text.find(self._at).observation[key]
 
+    # Which keys there are beyond the usual depends on the API.
     def __iter__(self) -> Iterator[str]:
-        return iter(OBSERVATION_KEYS)
+        return iter(self._text.find(self._at).observation)
 
     def __len__(self) -> int:
-        return len(OBSERVATION_KEYS)
+        return len(self._text.find(self._at).observation)
 
     def __repr__(self) -> str:
         return repr(dict(self))
