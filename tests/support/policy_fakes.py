@@ -87,6 +87,7 @@ class ScriptedEngine:
     context_length = 4096
     shapes: frozenset[str] = frozenset()
     constrains = False
+    problem: str | None = None
 
     def __init__(self, *scripts: str, tokenizer: ByteTokenizer | None = None) -> None:
         self.tokenizer = tokenizer or ByteTokenizer()

@@ -16,6 +16,7 @@ from lightning_sdk.errors import PublishError
 from lightning_sdk.plugins import Probe
 from lightning_sdk.policy.errors import ApiError, invalid
 from lightning_sdk.policy.http import check_content_type, check_token, json_response, read_body
+from lightning_sdk.policy.metrics import Metrics
 from lightning_sdk.policy.policies import Policies
 from lightning_sdk.policy.weight_files import weight_files
 
@@ -47,7 +48,7 @@ class _Publish(BaseModel):
     probe: _Probe | None = None
 
 
-def admin_routes(policies: Policies, admin: Admin) -> list[Route]:
+def admin_routes(policies: Policies, admin: Admin, metrics: Metrics) -> list[Route]:
     """`POST /admin/policies/{name}/publish`."""
     running: set[asyncio.Task[None]] = set()
 
@@ -67,7 +68,9 @@ def admin_routes(policies: Policies, admin: Admin) -> list[Route]:
         try:
             await asyncio.shield(task)
         except PublishError as error:
+            metrics.publishes.labels(policy.name, "refused").inc()
             raise ApiError(409, str(error), code="publish_refused") from None
+        metrics.publishes.labels(policy.name, "published").inc()
         return json_response({"policy": policy.name, "policy_version": policy.engine.policy_version})
 
     return [Route("/admin/policies/{name:path}/publish", publish, methods=["POST"])]

@@ -15,8 +15,11 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from prometheus_client import Histogram
+
 from lightning_sdk.policy.engine import Delta, SamplingParams
 from lightning_sdk.policy.errors import context_exceeded
+from lightning_sdk.policy.metrics import Metrics
 from lightning_sdk.policy.policies import Policies, Policy
 from lightning_sdk.policy.recording import AnswerStart
 from lightning_sdk.policy.responses import AnswerHead, Choice
@@ -61,8 +64,9 @@ class Answer:
 class Answering:
     """Runs answers of all policies."""
 
-    def __init__(self, policies: Policies) -> None:
+    def __init__(self, policies: Policies, metrics: Metrics | None = None) -> None:
         self.policies = policies
+        self.metrics = metrics or Metrics(policies)
         # One thread, because no tokenizer promises to be safe in several.
         self._preparing = ThreadPoolExecutor(1, thread_name_prefix="lightning-policy-prepare")
 
@@ -112,16 +116,25 @@ class Answering:
 
     async def deltas(self, answer: Answer) -> AsyncGenerator[Delta, None]:
         """The engine's deltas, once added to the answer. One given up half-way is recorded as it is."""
+        started_s = time.monotonic()
+        outcome = "aborted"
         try:
             generation = answer.policy.engine.generate(answer.prompt, len(answer.choices), answer.params)
             async with aclosing(generation) as deltas:
                 async for delta in deltas:
+                    if answer.versions is None:
+                        self._observe(self.metrics.first_token_seconds, answer, started_s)
                     _add(answer, delta)
                     yield delta
+            outcome = "ok"
+        except Exception:
+            outcome = "failed"
+            raise
         finally:
             unfinished = not all(choice.finish_reason for choice in answer.choices)
             if unfinished and any(choice.tokens for choice in answer.choices):
                 self.record(answer)
+            self._count(answer, outcome, started_s)
 
     async def finish(self, answer: Answer) -> None:
         """Run an answer that is not streamed to its end."""
@@ -143,6 +156,18 @@ class Answering:
             logprobs_mode=answer.policy.engine.logprobs_mode(answer.params),
             versions=answer.versions,
         )
+
+    def _count(self, answer: Answer, outcome: str, started_s: float) -> None:
+        name = answer.policy.name
+        self.metrics.answers.labels(name, outcome).inc()
+        self.metrics.tokens.labels(name, "prompt").inc(len(answer.prompt))
+        sampled = sum(len(choice.tokens) for choice in answer.choices)
+        self.metrics.tokens.labels(name, "sampled").inc(sampled)
+        if outcome == "ok":
+            self._observe(self.metrics.answer_seconds, answer, started_s)
+
+    def _observe(self, histogram: Histogram, answer: Answer, started_s: float) -> None:
+        histogram.labels(answer.policy.name).observe(time.monotonic() - started_s)
 
     def _encode(self, policy: Policy, text: str, asked: SamplingRequest) -> list[int]:
         tokenizer, context = policy.engine.tokenizer, policy.engine.context_length

@@ -30,6 +30,7 @@ from lightning_sdk.policy.http import (
     read_body,
     unless_gone,
 )
+from lightning_sdk.policy.metrics import CONTENT_TYPE, Metrics
 from lightning_sdk.policy.policies import Policies, Policy
 from lightning_sdk.policy.recording import choose_call_id
 
@@ -46,13 +47,36 @@ def make_app(policies: Policies, *, token: str | None = None, admin: Admin | Non
         token: the bearer token that every route for agents asks for; None: none is needed.
         admin: who may publish weights; None: nobody, the admin routes do not exist.
     """
-    routes = _Routes(policies)
+    metrics = Metrics(policies)
+    routes = _Routes(policies, metrics)
+
+    async def answer_refusal(request: Request, error: Exception) -> Response:
+        assert isinstance(error, ApiError)
+        metrics.refusals.labels(error.status, error.code or "").inc()
+        return json_response(error.body(), status=error.status, headers=error.headers)
+
+    async def answer_http_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        told = f"{request.method} {request.url.path}: {error.detail}"
+        return await answer_refusal(
+            request, ApiError(error.status_code, told, headers=dict(error.headers or {}))
+        )
+
+    async def answer_failure(request: Request, error: Exception) -> Response:
+        return await answer_refusal(request, internal(error))
 
     def guarded(handler: _Handler) -> _Handler:
         async def handle(request: Request) -> Response:
             if token is not None:
                 check_token(request, token)
-            return await handler(request)
+            try:
+                return await handler(request)
+            except (ApiError, HTTPException):
+                raise
+            except Exception as error:
+                # Here and not further out, where the server would close the connection under the next request.
+                _log.exception("%s failed", request.url.path)
+                raise internal(error) from error
 
         return handle
 
@@ -61,21 +85,23 @@ def make_app(policies: Policies, *, token: str | None = None, admin: Admin | Non
             Route("/v1/chat/completions", guarded(routes.chat_completions), methods=["POST"]),
             Route("/v1/models", guarded(routes.models), methods=["GET"]),
             Route("/v1/models/{model:path}", guarded(routes.model), methods=["GET"]),
+            Route("/metrics", guarded(routes.metrics), methods=["GET"]),
             Route("/health", routes.health, methods=["GET"]),
-            *(admin_routes(policies, admin) if admin is not None else []),
+            *(admin_routes(policies, admin, metrics) if admin is not None else []),
         ],
         exception_handlers={
-            ApiError: _answer_refusal,
-            HTTPException: _answer_http_error,
-            Exception: _answer_failure,
+            ApiError: answer_refusal,
+            HTTPException: answer_http_error,
+            Exception: answer_failure,
         },
     )
 
 
 class _Routes:
-    def __init__(self, policies: Policies) -> None:
+    def __init__(self, policies: Policies, metrics: Metrics) -> None:
         self._policies = policies
-        self._chat = ChatService(Answering(policies))
+        self._metrics = metrics
+        self._chat = ChatService(Answering(policies, metrics))
 
     async def chat_completions(self, request: Request) -> Response:
         tags = _call_tags(request)
@@ -109,17 +135,22 @@ class _Routes:
     async def model(self, request: Request) -> Response:
         return json_response(_card(self._policies.get(None, request.path_params["model"])))
 
+    async def metrics(self, request: Request) -> Response:
+        return Response(self._metrics.text(), headers={"content-type": CONTENT_TYPE})
+
     async def health(self, request: Request) -> Response:
         loads = [policy.engine.load for policy in self._policies]
+        problems = [each.engine.problem for each in self._policies if each.engine.problem is not None]
         return json_response(
             {
-                "status": "ok",
+                "status": problems[0] if problems else "ok",
                 "running": sum(load.running for load in loads),
                 "waiting": sum(load.waiting for load in loads),
                 "policy_version": self._policies.default.engine.policy_version,
                 "policies": {policy.name: policy.engine.policy_version for policy in self._policies},
                 "token_records_lost": sum(policy.recorder.failures for policy in self._policies),
-            }
+            },
+            status=503 if problems else 200,
         )
 
 
@@ -167,18 +198,3 @@ async def _events(
 
 def _event(data: Mapping[str, Any]) -> bytes:
     return b"data: " + orjson.dumps(data) + b"\n\n"
-
-
-async def _answer_refusal(request: Request, error: Exception) -> Response:
-    assert isinstance(error, ApiError)
-    return json_response(error.body(), status=error.status, headers=error.headers)
-
-
-async def _answer_http_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    refusal = ApiError(error.status_code, f"{request.method} {request.url.path}: {error.detail}")
-    return json_response(refusal.body(), status=error.status_code, headers=error.headers)
-
-
-async def _answer_failure(request: Request, error: Exception) -> Response:
-    return await _answer_refusal(request, internal(error))

@@ -123,6 +123,10 @@ class Engine(Protocol):
         """How busy it is."""
 
     @property
+    def problem(self) -> str | None:
+        """Why it can answer nothing any more, and what to do; None while it can."""
+
+    @property
     def shapes(self) -> frozenset[str]:
         """Names of `SamplingParams.shaping` that it honours."""
 

@@ -14,6 +14,8 @@ from starlette.responses import Response
 from lightning_sdk.policy.errors import ApiError, invalid, unauthorized
 
 _MAX_BODY_BYTES = 32 << 20
+# A client that sends so slowly holds memory for nothing.
+_BODY_TIMEOUT_S = 60.0
 
 _T = TypeVar("_T")
 
@@ -73,9 +75,16 @@ async def read_body(request: Request) -> bytes:
     """The whole body.
 
     Raises:
-        ApiError: it is too large.
+        ApiError: it is too large, or does not come.
         ClientGoneError: the client left before its end.
     """
+    try:
+        return await asyncio.wait_for(_receive(request), _BODY_TIMEOUT_S)
+    except asyncio.TimeoutError:
+        raise ApiError(408, f"the body did not come within {_BODY_TIMEOUT_S:g} seconds") from None
+
+
+async def _receive(request: Request) -> bytes:
     body = bytearray()
     try:
         async for piece in request.stream():

@@ -24,6 +24,11 @@ from lightning_sdk.policy.options import ServeOptions
 from lightning_sdk.policy.policies import Policies, Policy, TrainingSampling
 from lightning_sdk.policy.recording import TokenRecorder
 
+# Connections that wait to be accepted: agents start by the hundred.
+_BACKLOG = 2048
+# Longer than clients keep an idle connection: who closes first has no request lost on the way.
+_KEEP_ALIVE_S = 120
+
 
 def serve(
     options: ServeOptions,
@@ -69,7 +74,9 @@ def serve(
         )
         app = make_app(policies, token=options.token, admin=admin)
         logging.getLogger("uvicorn.error").addFilter(_not_answered_twice)
-        settings = uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off")
+        settings = uvicorn.Config(
+            app, log_level="warning", access_log=False, lifespan="off", timeout_keep_alive=_KEEP_ALIVE_S
+        )
         with _signals_end_quietly():
             _Server(settings, list(engines.values()), lambda: on_ready(_base_url(listener))).run(
                 sockets=[listener]
@@ -205,7 +212,7 @@ def _listen(host: str, port: int) -> Iterator[socket.socket]:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(address)
             # From now on a second server on the port fails; connections wait until the model is loaded.
-            listener.listen()
+            listener.listen(_BACKLOG)
             yield listener
         finally:
             listener.close()

@@ -82,6 +82,7 @@ class TransformersEngine:
 
     shapes: frozenset[str] = frozenset()
     constrains = False
+    problem = None
 
     def __init__(
         self,

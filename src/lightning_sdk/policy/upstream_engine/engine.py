@@ -78,8 +78,7 @@ class UpstreamEngine:
         self._idle = asyncio.Event()
         self._idle.set()
         self._one_publish = asyncio.Lock()
-        # Why nothing can be answered any more.
-        self._broken: str | None = None
+        self.problem: str | None = None
         # How often weights went in that were taken out again; what sampled meanwhile is no version's.
         self._failed_exchanges = 0
         self._stopped = False
@@ -167,8 +166,8 @@ class UpstreamEngine:
             self._waiting -= n
         if self._stopped:
             raise shutting_down()
-        if self._broken is not None:
-            raise ApiError(503, self._broken, code="engine_error", kind="server_error")
+        if self.problem is not None:
+            raise ApiError(503, self.problem, code="engine_error", kind="server_error")
 
     async def _sample(
         self, prompt: Sequence[int], n: int, params: SamplingParams
@@ -233,7 +232,7 @@ class UpstreamEngine:
                 again = Probe(token_ids=probe.token_ids, logprobs=before, tolerance=probe.tolerance)
                 compare(again, [await self.score(ids) for ids in probe.token_ids])
         except (PublishError, ApiError) as error:
-            self._broken = (
+            self.problem = (
                 "the upstream's weights are no version's since a publish failed: restart it and this"
             )
             _log.error("the weights before are not back: %s", error)
