@@ -87,7 +87,12 @@ class Patches:
 
 
 def _name(target: Target | Addition) -> str:
-    return f"{target.owner.__module__}.{target.owner.__qualname__}.{target.name}"
+    owner = target.owner  # a class, or a module
+    return (
+        f"{owner.__module__}.{owner.__qualname__}.{target.name}"
+        if isinstance(owner, type)
+        else f"{owner.__name__}.{target.name}"
+    )
 
 
 def _wrap(target: Target) -> tuple[Any, _Patched]:

@@ -48,6 +48,8 @@ class Sdk:
     routed: frozenset[str]
     # What may stand before such a path where the SDK, or the agent, names it.
     before_path: str
+    # Finds what every websocket is opened by: owners and names.
+    find_sockets: Callable[[], Sequence[tuple[Any, str]]] = tuple
 
 
 class _Call:
@@ -279,16 +281,24 @@ class StainlessPatches:
         package = importlib.import_module(self.sdk.name)
         return StreamClasses(package.Stream, package.AsyncStream)
 
-    def refuse(self, what: str, why: str) -> None:
-        """Something that goes past `request` is about to reach a model.
-
-        Raises:
-            RoutingError: it is of a routed agent.
-        """
+    def _enter_socket(
+        self, wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """A connection that goes past `request` is about to be made: refused, if it is a routed agent's."""
         recorder = self._installation.recorder
         route = None if recorder is None else recorder.route()
-        if route is not None:
-            raise refusal(route, what, why)
+        if recorder is None or route is None:
+            return wrapped(*args, **kwargs)
+        refused = refusal(route, "a websocket", "that has none")
+        try:
+            recording = recorder.start_call(
+                integration=self.sdk.name, api="websocket", url="", streamed=False
+            )
+            if recording is not None:
+                recording.finish("error", refused)
+        except Exception as error:
+            recorder.fault(f"{self.sdk.name} websocket", error)
+        raise refused
 
     def _begin(self, client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call | None:
         """The call that `request` was asked for; None where it is none of those that are recorded."""
@@ -431,6 +441,7 @@ class StainlessPatches:
                 Addition(module.SyncAPIClient, "_client", http_client),
                 Addition(module.AsyncAPIClient, "_client", http_client),
             ]
+            targets += [Target(owner, name, self._enter_socket) for owner, name in self.sdk.find_sockets()]
         except (ImportError, AttributeError) as error:
             missing = [str(error)]
         if missing:

@@ -383,6 +383,28 @@ def test_it_is_refused_in_async_code_too(setting: Setting) -> None:
     assert setting.requests == (0, 0)
 
 
+def test_a_websocket_is_refused_in_sync_and_async_code(setting: Setting) -> None:
+    pytest.importorskip("websockets")
+
+    async def connect() -> None:
+        client = openai.AsyncOpenAI(base_url=setting.provider.base_url, api_key=SECRET)
+        async with client, client.realtime.connect(model="m"):
+            pass
+
+    with client_of(setting) as client:
+        with pytest.raises(RoutingError, match="a websocket of the routed agent 'writer'"):
+            as_writer(client.realtime.connect(model="m").enter)
+        with pytest.raises(RoutingError, match="a websocket"):
+            as_writer(lambda: asyncio.run(connect()))
+        # Others reach their provider, which here speaks no websocket.
+        with pytest.raises(Exception, match="404"):
+            as_critic(client.realtime.connect(model="m").enter)
+    assert setting.endpoint.exchanges == []
+    assert [(call.api, call.outcome, call.agent) for call in setting.cap.calls] == [
+        ("websocket", "error", "writer")
+    ] * 2
+
+
 def test_an_http_client_of_no_known_library_is_refused(setting: Setting) -> None:
     class Own:
         timeout = 1.0
