@@ -14,7 +14,7 @@ from lightning_backends.torch_rl.aggregation import constant_length
 from lightning_backends.torch_rl.checkpoint import restore_checkpoint, save_checkpoint
 from lightning_backends.torch_rl.credit import Crediting
 from lightning_backends.torch_rl.layout import Ids
-from lightning_backends.torch_rl.metrics import Tally, drop_reasons, measure_rewards, measure_rows
+from lightning_backends.torch_rl.metrics import Tally, drop_reasons, measure_advantages, measure_rows
 from lightning_backends.torch_rl.options import Options
 from lightning_backends.torch_rl.policy import TrainedPolicy
 from lightning_backends.torch_rl.publishing import publish
@@ -75,7 +75,7 @@ class Learner:
             tally.add(name, 0)
         started = time.perf_counter()
         advantages, targets = self._crediting.advantages(list(groups), self._policies, tally)
-        measure_rewards(advantages, tally)
+        measure_advantages(advantages, tally)
         by_policy: dict[str, list[Row]] = defaultdict(list)
         for row in build_rows(advantages):
             by_policy[row.policy or ""].append(row)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -11,7 +11,6 @@ from numpy.typing import ArrayLike
 
 from lightning_backends.torch_rl.samples import Sample
 from lightning_sdk.mdp.advantages import Advantages
-from lightning_sdk.mdp.baseline import NO_VARIANCE
 from lightning_sdk.mdp.sequences import Row
 
 
@@ -71,31 +70,12 @@ class Tally:
         return dict(sorted(found.items()))
 
 
-def measure_rewards(advantages: Advantages, tally: Tally) -> None:
-    """Returns, by component and by agent, and how many groups have anything to compare."""
-    table = advantages.table
-    known = np.isfinite(table.return_E)
-    tally.mean("reward.mean", table.return_E)
-    tally.add("rollouts", len(table.episodes))
-    for episode in table.episodes:
-        components: dict[str, float] = defaultdict(float)
-        for event in episode.rewards:
-            if not event.replaced:
-                for name, value in event.components.items():
-                    components[name] += value
-        for name, value in components.items():
-            tally.mean(f"reward.component.{name}", value)
-    for index, agent in enumerate(table.agents):
-        mine = (table.agent_C == index) & np.isfinite(table.reward_C)
-        for episode in np.unique(table.episode_C[mine]).tolist():
-            bound = table.reward_C[mine & (table.episode_C == episode)].sum()
-            tally.mean(f"reward.agent.{agent or 'unnamed'}", bound)
-    for at in range(len(table.groups)):
-        returns = table.return_E[known & (table.group_E == at)]
-        if returns.size > 1:
-            tally.mean("reward.group_std", returns.std(ddof=1))
-            tally.mean("groups_without_variance", float(np.ptp(returns) == 0))
-    tally.add("calls_no_variance", sum(reason == NO_VARIANCE for reason in advantages.reason_C))
+def measure_advantages(advantages: Advantages, tally: Tally) -> None:
+    """How many groups are learned from, and how large advantages are. Rewards are the loop's to report."""
+    trained = advantages.in_loss_C
+    tally.add("groups_trained", len(np.unique(advantages.table.group_C[trained])))
+    tally.mean("advantage.mean_size", np.abs(advantages.advantage_C[trained]))
+    tally.most("advantage.most_size", np.abs(advantages.advantage_C[trained]))
 
 
 def measure_rows(rows: Sequence[Row], version: int, tally: Tally) -> None:
