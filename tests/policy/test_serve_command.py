@@ -20,6 +20,7 @@ from lightning_sdk.client.segments import SegmentReader, list_segments
 from lightning_sdk.errors import ConfigError
 from lightning_sdk.home import Home
 from lightning_sdk.policy.options import ServeOptions
+from lightning_sdk.policy.publisher import HttpPublisher
 from lightning_sdk.policy.server import serve
 from lightning_sdk.records import Tokens, parse_record, unpack_float32, unpack_int32
 from support.tiny_model import save_tiny_model
@@ -115,6 +116,29 @@ def test_a_client_of_the_real_endpoint_that_disconnects_frees_its_places(tmp_pat
 
 
 @needs_torch
+def test_each_policy_gets_its_own_weights_while_it_serves(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="needs the [torch] extra")
+    models = [save_tiny_model(tmp_path / str(seed), seed=seed) for seed in (0, 1)]
+    weights, home = tmp_path / "weights", tmp_path / "home"
+    arguments = ["--policy", f"writer={models[0]}", "--policy", f"critic={models[0]}", "--home", str(home)]
+    arguments += ["--admin-token", "open", "--weights-dir", str(weights)]
+    with _serving(*arguments) as (_, url):
+        client = OpenAI(base_url=url, api_key="unused", max_retries=0)
+
+        def answer(policy: str) -> str:
+            told = client.chat.completions.create(model=policy, messages=[USER], max_tokens=20, temperature=0)
+            return told.choices[0].message.content or ""
+
+        before = answer("writer")
+        assert answer("critic") == before
+        HttpPublisher(url, "open", weights).publish("critic", models[1], version=1)
+        assert answer("writer") == before
+        assert answer("critic") != before
+    versions = [(tokens.policy, tokens.policy_version) for tokens in _recorded(home)]
+    assert versions == [("writer", 0), ("critic", 0), ("writer", 0), ("critic", 1)]
+
+
+@needs_torch
 def test_requests_that_break_off_or_are_no_http_leave_no_traceback(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="needs the [torch] extra")
     json_type, text_type = "content-type: application/json\r\n", "content-type: text/plain\r\n"
@@ -151,6 +175,8 @@ def test_requests_that_break_off_or_are_no_http_leave_no_traceback(tmp_path: Pat
         ([], "give MODEL"),
         (["--name", "a"], "--name names MODEL"),
         (["--policy", "a"], "NAME=DIRECTORY"),
+        ([".", "--upstream", "b=http://x"], "'b', which is not served"),
+        ([".", "--upstream", "vllm:8000"], "no URL"),
         (["--policy", "a=x", "--policy", "a=y"], "two policies have one name"),
         ([".", "--admin-token", "s"], "--weights-dir"),
         ([".", "--admin-token", "s", "--token", "s"], "every agent could publish"),

@@ -30,6 +30,9 @@ def save_tiny_model(
     sliding_window: int | None = None,
     seed: int = 0,
     tied: bool = False,
+    hidden_size: int = 32,
+    num_attention_heads: int = 4,
+    num_key_value_heads: int = 2,
 ) -> Path:
     """Two attention layers with grouped heads, weights by seed. An id is a byte, so any text can be encoded."""
     import torch
@@ -48,11 +51,11 @@ def save_tiny_model(
     model = MistralForCausalLM(
         MistralConfig(
             vocab_size=len(tokenizer),
-            hidden_size=32,
+            hidden_size=hidden_size,
             intermediate_size=64,
             num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
+            num_attention_heads=num_attention_heads,
+            num_key_value_heads=num_key_value_heads,
             max_position_embeddings=CONTEXT_LENGTH,
             sliding_window=sliding_window,
             initializer_range=0.4,  # far from uniform, so that positions and neighbours matter
