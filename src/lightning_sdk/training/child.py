@@ -28,8 +28,6 @@ def _end_with(descriptor: int) -> None:
 def main() -> None:
     """Watch the pipe in a thread, and be `lsdk` otherwise."""
     descriptor = int(sys.argv[1])
-    # Ctrl-C in the terminal reaches this process too: only the parent decides when a service ends.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.set_inheritable(descriptor, False)
     threading.Thread(target=_end_with, args=(descriptor,), name="parent", daemon=True).start()
     sys.argv[1:] = sys.argv[2:]

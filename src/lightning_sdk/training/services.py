@@ -127,6 +127,8 @@ class Service:
                     stderr=log,
                     env=self._environment,
                     pass_fds=[read],
+                    # A signal to our process group, as Ctrl-C in a terminal sends it, is for us alone.
+                    start_new_session=True,
                 )
         finally:
             os.close(read)
