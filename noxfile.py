@@ -32,6 +32,16 @@ def quickstart(session: nox.Session) -> None:
     session.install("--quiet", TORCH)
     session.install("--quiet", ".[torch]", *_group("quickstart"))
     session.run("python", "examples/quickstart/main.py", *session.posargs)
+    # Then a model of its own, so small that it learns in a minute or two, through the whole loop.
+    session.run("python", "examples/tiny_rl/main.py", "--seeds", "0")
+
+
+@nox.session(python="3.11")
+def learn(session: nox.Session) -> None:
+    """A tiny policy learns to use a tool, from three seeds; fails where one does not."""
+    session.install("--quiet", TORCH)
+    session.install("--quiet", ".[torch]", *_group("quickstart"))
+    session.run("python", "examples/tiny_rl/main.py", "--seeds", *(session.posargs or ["0", "1", "2"]))
 
 
 @nox.session(python="3.11")
