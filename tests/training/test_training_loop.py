@@ -1,4 +1,4 @@
-"""The loop with real parts: a collector process, the bandit's own endpoint, the openai client, records by gRPC.
+"""The loop with real parts: a collector, the bandit's own endpoint, the openai client, records by gRPC.
 
 1. A policy learns, and the run tells how.
 2. Ahead of the trainer, no call is older than allowed, and nothing is dropped for its age.
@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -22,15 +22,29 @@ import pytest
 import lightning_sdk as ls
 from lightning_sdk._proto.read_pb2 import RolloutQuery
 from lightning_sdk.cli.reading import load
-from lightning_sdk.collector.reader import open_reader
+from lightning_sdk.collector.reader import RemoteReader
+from lightning_sdk.collector.store.sqlite import SqliteStore
 from lightning_sdk.errors import AgentError, ConfigError, RunError
-from lightning_sdk.home import Home
+from lightning_sdk.ids import new_id
 from lightning_sdk.rollouts.tasks import load_tasks
 from lightning_sdk.training.batches import Batches
 from lightning_sdk.training.run import TrainingResult
 from support.bandit import install_plugin
+from support.collectors import collector_thread
 
 TASKS = [{"id": f"t{number}", "question": f"which, {number}?", "right": "d"} for number in range(6)]
+
+
+Train = Callable[..., TrainingResult]
+
+
+@pytest.fixture(scope="module")
+def collector(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """One for all runs: that a run starts its own is another file's matter."""
+    store = SqliteStore(tmp_path_factory.mktemp("collector") / "traces.db")
+    with collector_thread(store) as address:
+        yield f"grpc://{address}"
+    store.close()
 
 
 @pytest.fixture(autouse=True)
@@ -40,24 +54,34 @@ def _bandit_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
     assert ls.client.runtime.configured() is None, "the run left a client behind"
 
 
-def train(agent: str = "guess", *, tasks: Any = TASKS, **tables: Any) -> TrainingResult:
-    run_options = {
-        name: tables.pop(name) for name in ("run_id", "resume", "validation_tasks") if name in tables
-    }
-    settings = dict(tables)
-    if "resume" not in run_options:
-        usual = {"rounds": 4, "tasks_per_round": 3, "rollouts_per_task": 4}
-        settings["learning"] = {**usual, **tables.get("learning", {})}
-        settings["rollouts"] = {"kind": "threads", "workers": 4, **tables.get("rollouts", {})}
-    return ls.train(
-        f"support.letter_agent:{agent}",
-        tasks=tasks,
-        model="unused",
-        backend="bandit",
-        validation=run_options.pop("validation_tasks", None),
-        settings=settings,
-        **run_options,
-    )
+@pytest.fixture
+def train(collector: str) -> Train:
+    def run(agent: str = "guess", *, tasks: Any = TASKS, **tables: Any) -> TrainingResult:
+        options = {
+            name: tables.pop(name) for name in ("run_id", "resume", "validation_tasks") if name in tables
+        }
+        settings = {**tables, "services": {"endpoint": collector}}
+        if "resume" not in options:
+            usual = {"rounds": 4, "tasks_per_round": 3, "rollouts_per_task": 4}
+            settings["learning"] = {**usual, **tables.get("learning", {})}
+            settings["rollouts"] = {"kind": "threads", "workers": 4, **tables.get("rollouts", {})}
+        return ls.train(
+            f"support.letter_agent:{agent}",
+            tasks=tasks,
+            model="unused",
+            backend="bandit",
+            validation=options.pop("validation_tasks", None),
+            settings=settings,
+            **options,
+        )
+
+    return run
+
+
+@pytest.fixture
+def run_id() -> str:
+    """Rollouts are named by their run, and all runs here share a store."""
+    return new_id("run")
 
 
 def rows(result: TrainingResult, kind: str = "round") -> list[dict[str, Any]]:
@@ -69,7 +93,7 @@ def journal(result: TrainingResult) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (result.directory / "journal.jsonl").read_text().splitlines()]
 
 
-def test_a_policy_learns_and_the_run_tells_how() -> None:
+def test_a_policy_learns_and_the_run_tells_how(train: Train) -> None:
     result = train(
         validation_tasks=TASKS,
         learning={"rounds": 12, "max_idle_rounds": 12},
@@ -94,10 +118,12 @@ def test_a_policy_learns_and_the_run_tells_how() -> None:
     assert result.curves[0].read_text().count("polyline") == 2
 
 
-def test_training_rollouts_are_sampled_as_trained_and_validation_as_the_agent_asks() -> None:
+def test_training_rollouts_are_sampled_as_trained_and_validation_as_the_agent_asks(
+    train: Train, collector: str
+) -> None:
     """The agent asks for temperature 0, so its validation is off distribution, as training would be too."""
     result = train(validation_tasks=TASKS[:1], learning={"rounds": 1}, validation={"every": 1})
-    with closing(open_reader(Home.locate())) as reader:
+    with closing(RemoteReader(collector)) as reader:
         (training, validation) = (
             {
                 transition.sampling["effective"]["temperature"]
@@ -111,7 +137,9 @@ def test_training_rollouts_are_sampled_as_trained_and_validation_as_the_agent_as
     assert validation == {0}
 
 
-def test_ahead_of_the_trainer_no_call_is_older_than_allowed_and_nothing_is_dropped_for_it() -> None:
+def test_ahead_of_the_trainer_no_call_is_older_than_allowed_and_nothing_is_dropped_for_it(
+    train: Train,
+) -> None:
     tasks = [{**task, "seconds": 0.05 * (number % 3)} for number, task in enumerate(TASKS)]
     result = train("guess_slowly", tasks=tasks, learning={"rounds": 6, "max_age": 1, "max_idle_rounds": 6})
     told = rows(result)
@@ -121,7 +149,7 @@ def test_ahead_of_the_trainer_no_call_is_older_than_allowed_and_nothing_is_dropp
     assert [row["reward/rollouts"] for row in told] == [12] * 6
 
 
-def test_a_run_ends_at_its_target() -> None:
+def test_a_run_ends_at_its_target(train: Train) -> None:
     result = train(
         validation_tasks=TASKS[:2],
         learning={"rounds": 60, "max_idle_rounds": 60},
@@ -132,7 +160,7 @@ def test_a_run_ends_at_its_target() -> None:
     assert result.rounds_done < 60
 
 
-def test_a_run_where_nothing_can_be_trained_on_stops_and_says_why() -> None:
+def test_a_run_where_nothing_can_be_trained_on_stops_and_says_why(train: Train) -> None:
     result = train("unrewarded", learning={"rounds": 50, "max_idle_rounds": 2})
     assert result.reason == "nothing_to_train_on"
     assert result.rounds_done == 2
@@ -141,7 +169,7 @@ def test_a_run_where_nothing_can_be_trained_on_stops_and_says_why() -> None:
     assert result.idle_reasons["without_reward"] == 2 * 12
 
 
-def test_what_agents_do_wrong_is_counted() -> None:
+def test_what_agents_do_wrong_is_counted(train: Train) -> None:
     troubles = ["raise", "silent", None]
     tasks = [{**task, "trouble": troubles[number % 3]} for number, task in enumerate(TASKS)]
     told = rows(train("troubled", tasks=tasks, learning={"rounds": 1, "tasks_per_round": 6}))[0]
@@ -152,16 +180,18 @@ def test_what_agents_do_wrong_is_counted() -> None:
     assert told["calls/calls"] == 8
 
 
-def test_a_resumed_run_goes_on_with_the_next_tasks_and_runs_no_rollout_twice() -> None:
+def test_a_resumed_run_goes_on_with_the_next_tasks_and_runs_no_rollout_twice(
+    train: Train, run_id: str
+) -> None:
     """The trainer fails in its fourth round; the last checkpoint is of the second."""
     with pytest.raises(RuntimeError, match="was told to fail"):
         train(
-            run_id="run-1",
+            run_id=run_id,
             run={"checkpoint_every": 2},
             learning={"rounds": 6, "max_idle_rounds": 6},
             backend={"fail_at": 3, "learning_rate": 0.1},
         )
-    result = train(resume="run-1", backend={"fail_at": -1})
+    result = train(resume=run_id, backend={"fail_at": -1})
     assert result.reason == "rounds"
     assert [row["rounds_done"] for row in rows(result)] == [1, 2, 3, 4, 5, 6]
     versions = [row["trainer/policy_version"] for row in rows(result)]
@@ -174,28 +204,28 @@ def test_a_resumed_run_goes_on_with_the_next_tasks_and_runs_no_rollout_twice() -
     assert len(started) == len(set(started)) == 6 * 12
 
 
-def test_a_resumed_run_learns_the_same_as_without_the_break() -> None:
+def test_a_resumed_run_learns_the_same_as_without_the_break(train: Train, run_id: str) -> None:
     """What was lost with a kill is the trainer's: the rollouts are stored, so every number comes again."""
-    first = train(run_id="run-1", run={"checkpoint_every": 1, "keep_checkpoints": 9}, learning={"rounds": 4})
+    first = train(run_id=run_id, run={"checkpoint_every": 1, "keep_checkpoints": 9}, learning={"rounds": 4})
     learned = [{name: row[name] for name in row if name.startswith("trainer/")} for row in rows(first)]
     started = [each for each in journal(first) if each["type"] == "started"]
     for lost in ("round-000003", "round-000004"):
         shutil.rmtree(first.directory / "checkpoints" / lost)
-    again = train(resume="run-1")
+    again = train(resume=run_id)
     assert [
         {name: row[name] for name in row if name.startswith("trainer/")} for row in rows(again)
     ] == learned
     assert [each for each in journal(again) if each["type"] == "started"] == started
 
 
-def test_a_run_that_is_over_is_over_when_it_is_resumed() -> None:
-    first = train(run_id="run-1", learning={"rounds": 1})
-    again = train(resume="run-1")
+def test_a_run_that_is_over_is_over_when_it_is_resumed(train: Train, run_id: str) -> None:
+    first = train(run_id=run_id, learning={"rounds": 1})
+    again = train(resume=run_id)
     assert again.rounds_done == first.rounds_done == 1
     assert len(rows(again)) == 1
 
 
-def test_an_agent_that_cannot_be_imported_ends_the_run_at_once() -> None:
+def test_an_agent_that_cannot_be_imported_ends_the_run_at_once(train: Train) -> None:
     with pytest.raises((RunError, AgentError), match=r"no module 'support\.no_agent'"):
         ls.train(
             "support.no_agent:solve",
@@ -216,7 +246,7 @@ def test_an_agent_that_cannot_be_imported_ends_the_run_at_once() -> None:
         ({"backend": {"learning_rates": 1.0}}, "did you mean 'learning_rate'"),
     ],
 )
-def test_settings_that_cannot_be_are_refused(changed: dict[str, Any], told: str) -> None:
+def test_settings_that_cannot_be_are_refused(train: Train, changed: dict[str, Any], told: str) -> None:
     with pytest.raises((ConfigError, RunError), match=r".") as refused:
         train(**changed)
     assert told in str(refused.value)
