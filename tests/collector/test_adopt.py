@@ -20,7 +20,7 @@ from lightning_sdk.errors import StoreError
 from support.frames import Telling, whole_rollout
 from support.full_disk import full_disk
 from support.segments import file_frame, living_owner, segment_bytes, write_segment
-from support.store_contract import ALL
+from support.stores import ALL
 
 
 @pytest.fixture

@@ -35,7 +35,7 @@ from support.collectors import (
 )
 from support.frames import note_frame, producer_id, whole_rollout
 from support.segments import write_segment
-from support.store_contract import ALL
+from support.stores import ALL
 from support.waiting import wait_until
 
 P = producer_id("p")

@@ -28,7 +28,7 @@ from lightning_sdk.errors import CollectorError
 from support.collectors import batch_request, collector_thread, open_request, send
 from support.frames import Telling, note_frame, producer_id, whole_rollout
 from support.full_disk import full_disk
-from support.store_contract import ALL
+from support.stores import ALL
 from support.waiting import wait_until
 
 P = producer_id("p")

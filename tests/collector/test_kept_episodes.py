@@ -30,7 +30,7 @@ from support.collectors import collector_process
 from support.frames import to_frame
 from support.random_rollouts import random_rollout
 from support.record_factory import Tape
-from support.store_contract import ALL
+from support.stores import ALL
 from support.waiting import wait_until
 
 

@@ -30,7 +30,7 @@ from lightning_sdk.collector.store.sqlite import SqliteStore
 from lightning_sdk.mdp import assemble
 from support.collectors import collector_thread
 from support.full_disk import full_disk
-from support.store_contract import ALL
+from support.stores import ALL
 
 
 @pytest.fixture

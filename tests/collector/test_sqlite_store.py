@@ -22,7 +22,8 @@ from lightning_sdk.collector.store.sqlite_read import SqliteReader
 from lightning_sdk.errors import StoreError
 from support.frames import note_frame, producer_id, whole_rollout
 from support.full_disk import full_disk
-from support.store_contract import ALL, OpenStore, StoreContract, add
+from support.store_contract import StoreContract
+from support.stores import ALL, OpenStore, add
 
 P = producer_id("p")
 

@@ -19,7 +19,7 @@ from lightning_sdk.collector.store.sqlite import SqliteStore
 from lightning_sdk.mdp import Episode, assemble
 from lightning_sdk.records import Record, Reward, SourcedRecord
 from support.frames import producer_id, to_frame
-from support.store_contract import ALL
+from support.stores import ALL
 
 IDS = ["", "id_1", "id_2", "id_3"]
 OUTCOMES = [0, 1, 2, 3, 4, 5, 77]  # unspecified, all that there are, and one of a later version
