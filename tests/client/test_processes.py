@@ -290,3 +290,33 @@ else:
 """
     ran = run_program(code, tmp_path, PYTHONPATH=f"{site}")
     assert (ran.returncode, ran.stderr) == (0, "")
+
+
+def test_a_fork_in_the_middle_of_the_first_traced_call_of_another_thread_leaves_the_child_able_to_trace(
+    tmp_path: Path,
+) -> None:
+    """What is imported for the first call is never half there in a child."""
+    code = """
+import faulthandler, os, threading
+import lightning_sdk as ls
+
+@ls.trace_agent
+def solve():
+    pass
+
+thread = threading.Thread(target=solve)
+thread.start()
+pids = []
+for _ in range(10):
+    pid = os.fork()
+    if not pid:
+        faulthandler.dump_traceback_later(50, exit=True)
+        solve()
+        os._exit(0)
+    pids.append(pid)
+thread.join()
+assert [os.waitpid(pid, 0)[1] for pid in pids] == [0] * 10
+"""
+    ran = run_program(code, tmp_path, PYTHONWARNINGS="ignore")
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert bodies(read_spool(tmp_path / ".lightning" / "spool")).count("rollout_end") == 11

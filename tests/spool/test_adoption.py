@@ -2,23 +2,17 @@
 
 1. A process killed at any moment has lost nothing that `write` returned for: another one sends it.
 2. A living process's records are its own business, unless it said that it only spools.
-3. A forked child is a producer of its own, uses no gRPC if its parent had it, and its records arrive.
-4. However much is left behind, only so many producers are read at once, and each gets its turn.
-5. Damage is told to the collector by number, a torn tail only counted; only what is owed to us is touched.
+3. However much is left behind, only so many producers are read at once, and each gets its turn.
+4. Damage is told to the collector by number, a torn tail only counted; only what is owed to us is touched.
 """
 
 from __future__ import annotations
 
-import faulthandler
-import multiprocessing
 import os
-import signal
 import subprocess
 import sys
 import textwrap
-import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -27,13 +21,12 @@ import pytest
 from lightning_sdk._proto.ingest_pb2 import Ack
 from lightning_sdk.client.adoption import MAX_SOURCES
 from lightning_sdk.client.producer import Producer
-from lightning_sdk.client.segments import claim, list_segments
+from lightning_sdk.client.segments import list_segments
 from lightning_sdk.client.spool import SpoolWriter
 from lightning_sdk.client.stream import Backlog, Stream
 from lightning_sdk.client.wakeup import Wakeup
 from support.ingest_server import IngestServer
-from support.spool_records import numbered, numbers_of, write_numbers
-from support.waiting import wait_until
+from support.spool_records import numbered, numbers_of
 
 
 @pytest.fixture
@@ -299,249 +292,3 @@ def test_what_is_no_segment_is_left_alone_and_holds_up_nothing(spool: Path, serv
     assert heir.counters["unreadable"] >= 1
     assert (spool / "0.seg").read_bytes() == b"hello"
     assert heir.close()
-
-
-def fork(child: Callable[[], None]) -> int:
-    """Fork; the child does this and nothing else."""
-    pid = os.fork()
-    if pid == 0:
-        status = 1
-        faulthandler.dump_traceback_later(15, exit=True)  # before `ended_well` gives it up
-        try:
-            child()
-            status = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(status)
-    return pid
-
-
-def ended_well(pid: int) -> bool:
-    """Whether a child ends with 0 in time."""
-    status: list[int] = []
-
-    def ended() -> bool:
-        found, code = os.waitpid(pid, os.WNOHANG)
-        if found:
-            status.append(code)
-        return bool(found)
-
-    if not eventually(ended, 20):
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-        return False
-    return status == [0]
-
-
-@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-def test_children_forked_while_the_parent_talks_to_the_collector_only_spool_and_their_records_arrive(
-    spool: Path, server: IngestServer
-) -> None:
-    parent = Producer(spool, destination=server.destination)
-    write_numbers(parent, range(1, 11))
-    assert parent.flush(20)
-    parent_id = parent.id
-
-    def child() -> None:
-        assert parent.id != parent_id
-        assert (parent.written, parent.tick()) == (0, 1)
-        write_numbers(parent, range(1, 51))
-        assert not parent.flush(10), "nobody here can know, and at once"
-        assert not parent.close()
-        (spool.parent / f"{os.getpid()}.id").write_text(parent.id.hex())
-
-    pids = [fork(child) for _ in range(5)]
-    write_numbers(parent, range(11, 111))
-    assert [ended_well(pid) for pid in pids] == [True] * len(pids)
-    ids = [bytes.fromhex((spool.parent / f"{pid}.id").read_text()) for pid in pids]
-    assert len({parent_id, *ids}) == 6
-    assert eventually(lambda: all(not names(spool, producer) for producer in ids))
-    for producer in ids:
-        assert numbers_of(server.records(producer)) == list(range(1, 51))
-    assert parent.flush(20)
-    assert numbers_of(server.records(parent_id)) == list(range(1, 111))
-    assert server.seen["connections"] == 1
-    assert parent.close()
-
-
-@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-def test_the_records_of_a_living_child_arrive_while_it_runs_and_its_segment_stays(
-    spool: Path, server: IngestServer
-) -> None:
-    parent = Producer(spool, destination=server.destination)
-    parent.write(numbered(1))
-    assert parent.flush(20)
-    out_reader, out_writer = os.pipe()
-    end_reader, end_writer = os.pipe()
-
-    def child() -> None:
-        os.close(end_writer)
-        write_numbers(parent, range(1, 6))
-        os.write(out_writer, parent.id)
-        os.read(end_reader, 1)
-
-    pid = fork(child)
-    producer = os.read(out_reader, 16)
-    assert server.wait_until(lambda: len(server.frames.get(producer, {})) == 5)
-    assert len(names(spool, producer)) == 1
-    os.close(end_writer)
-    assert ended_well(pid)
-    assert eventually(lambda: not names(spool, producer))
-    for descriptor in (out_reader, out_writer, end_reader):
-        os.close(descriptor)
-    assert parent.close()
-
-
-@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-def test_a_parent_that_writes_nothing_sends_for_its_children(spool: Path, server: IngestServer) -> None:
-    assert "grpc" in sys.modules
-    parent = Producer(spool, destination=server.destination)
-    pid = fork(lambda: write_numbers(parent, range(1, 6)))
-    assert ended_well(pid)
-    assert server.wait_until(lambda: server.count() == 5)
-    assert parent.close()
-
-
-def test_a_child_forked_before_grpc_was_loaded_sends_for_itself(spool: Path, server: IngestServer) -> None:
-    script = """
-        import os, sys
-        from pathlib import Path
-        from lightning_sdk.client.producer import Producer
-        from lightning_sdk.records import Note, Record
-
-        producer = Producer(Path(sys.argv[1]), destination=sys.argv[2])
-        assert "grpc" not in sys.modules
-        pid = os.fork()
-        for number in range(1, 11):
-            producer.write(Record(order=number, note=Note()))
-        flushed = producer.close(20)
-        if pid == 0:
-            os._exit(0 if flushed else 1)
-        _, status = os.waitpid(pid, 0)
-        sys.exit(0 if flushed and status == 0 else 1)
-    """
-    command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(script), str(spool), server.destination]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
-    assert [numbers_of(server.records(producer)) for producer in server.frames] == [list(range(1, 11))] * 2
-
-
-def test_a_child_of_a_parent_that_has_recorded_nothing_only_spools_says_so_and_is_sent_for_later(
-    spool: Path, server: IngestServer
-) -> None:
-    script = """
-        import os, sys
-        import grpc
-        import lightning_sdk  # no more than that before the fork
-
-        def record(times):
-            from pathlib import Path
-            from lightning_sdk.client.producer import Producer
-            from lightning_sdk.records import Note, Record
-
-            producer = Producer(Path(sys.argv[1]), destination=sys.argv[2])
-            for number in range(1, times + 1):
-                producer.write(Record(order=number, note=Note()))
-            return producer
-
-        if os.fork() == 0:
-            child = record(10)
-            os._exit(1 if child.flush(20) else 0)
-        _, status = os.wait()
-        parent = record(5)
-        sys.exit(0 if status == 0 and parent.close(20) else 1)
-    """
-    command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(script), str(spool), server.destination]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.count("it does not send: its records wait in") == 1
-    assert sorted(len(frames) for frames in server.frames.values()) == [5, 10]
-
-
-@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-def test_the_lock_of_a_parent_dies_with_the_parent_though_its_child_lives(spool: Path) -> None:
-    script = """
-        import os, sys
-        from pathlib import Path
-        from lightning_sdk.client.producer import Producer
-        from lightning_sdk.records import Note, Record
-
-        producer = Producer(Path(sys.argv[1]))
-        producer.write(Record(order=1, note=Note()))
-        pid = os.fork()
-        if pid == 0:
-            sys.stdin.read()
-            os._exit(0)
-        os._exit(0)
-    """
-    process = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(script), str(spool)], stdin=subprocess.PIPE
-    )
-    process.wait(60)
-    (path,) = list_segments(spool)
-
-    def is_free() -> bool:
-        with claim(path) as ours:
-            return ours
-
-    wait_until(is_free)  # the child lives, and has let go of the segment as its first deed
-    assert process.stdin is not None
-    process.stdin.close()
-
-
-@pytest.mark.xfail(
-    strict=False,
-    reason="a known defect: a child failed in two runs, once with a failed check of abseil's mutex in gRPC core",
-)
-@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-def test_a_fork_in_the_middle_of_writing_threads_leaves_the_child_able_to_write(
-    spool: Path, server: IngestServer
-) -> None:
-    parent = Producer(spool, destination=server.destination, segment_bytes=5000)
-    stop = threading.Event()
-
-    def hammer() -> None:
-        while not stop.is_set():
-            parent.write(numbered(1, size=100))
-
-    threads = [threading.Thread(target=hammer) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    try:
-        pids = [fork(lambda: write_numbers(parent, range(1, 101), size=100)) for _ in range(10)]
-        assert [ended_well(pid) for pid in pids] == [True] * len(pids)
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
-    own = parent.id
-    assert parent.flush(30)
-    assert len(server.records(own)) == parent.written
-    assert eventually(lambda: len(server.frames) == 11)
-    assert server.wait_until(
-        lambda: all(len(frames) == 100 for producer, frames in server.frames.items() if producer != own)
-    )
-    assert server.seen["conflicts"] == server.seen["gaps"] == 0
-    assert parent.close()
-
-
-def _work(producer: Producer, numbers: range) -> str:
-    write_numbers(producer, numbers)
-    return producer.id.hex()
-
-
-@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-def test_the_records_of_multiprocessing_workers_arrive(spool: Path, server: IngestServer) -> None:
-    parent = Producer(spool, destination=server.destination)
-    parent.write(numbered(1))
-    assert parent.flush(20)
-    context = multiprocessing.get_context("fork")
-    workers = [context.Process(target=_work, args=(parent, range(1, 21))) for _ in range(3)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join(20)
-    assert [worker.exitcode for worker in workers] == [0, 0, 0]
-    assert server.wait_until(lambda: server.count() == 61)
-    assert parent.close()

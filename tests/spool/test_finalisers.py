@@ -104,7 +104,7 @@ def test_a_wakeup_wakes_everybody_who_waits_until_it_is_cleared() -> None:
 def test_a_record_may_be_written_at_any_line_of_the_sender_while_others_write(
     tmp_path: Path, server: IngestServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(forks, "_OPEN_WAIT_S", 0.05)
+    monkeypatch.setattr(forks, "_UNDIVIDED_WAIT_S", 0.05)
     spool = tmp_path / "spool"
     producer = Producer(spool, destination=server.destination, segment_bytes=1000)
     journal = threading.Lock()

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from lightning_sdk._proto.spool_pb2 import SegmentHeader
+from lightning_sdk.client import faults
 from lightning_sdk.client.forks import OwnedFile
 from lightning_sdk.client.segments import Segment, SegmentReader, claim, list_segments, remove_claimed
 from lightning_sdk.client.sources import Source
@@ -45,6 +46,8 @@ class Adoption:
         self.sources: dict[bytes, Source] = {}
         # Whether the last scan found more than there was room for.
         self.crowded = False
+        # Whether one of those has an owner that never sends itself, and has not had its turn yet.
+        self.children_wait = False
         self._directory = directory
         self._destination = destination
         self._own = own
@@ -98,14 +101,14 @@ class Adoption:
             source.close()
         self.sources.clear()
         self._shelves.clear()
-        self.crowded = False
+        self.crowded = self.children_wait = False
         if self._lock is not None:
             self._lock.close()
             self._lock = None
 
     def _adopt(self, waiting: dict[bytes, _Shelf]) -> None:
         """Adopt as many as there is room for, beginning with those that waited longest."""
-        self.crowded = False
+        self.crowded = self.children_wait = False
         self._set_aside = {
             producer: self._set_aside[producer] for producer in waiting.keys() & self._set_aside
         }
@@ -115,6 +118,8 @@ class Adoption:
                 continue
             if len(self.sources) >= MAX_SOURCES and not self._make_room():
                 self.crowded = True
+                later = waiting.keys() - self._shelves.keys() - self._set_aside.keys()
+                self.children_wait = any(waiting[other].spool_only for other in later)
                 return
             self._shelves[producer] = shelf
             self.sources[producer] = Source(producer, shelf, self._counters)
@@ -142,8 +147,9 @@ class Adoption:
             raise SpoolError(f"{self._lock_path} cannot be opened: {error.strerror}") from error
         try:
             fcntl.flock(file.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except OSError as error:
             file.close()
+            faults.pass_on(error)
             return False
         self._lock = file
         return True
@@ -157,6 +163,7 @@ class Adoption:
                 if reader.header.destination == self._destination:
                     header = reader.header
             except SpoolError as error:
+                faults.pass_on(error)
                 if isinstance(error.__cause__, OSError):
                     return None  # deleted meanwhile, or unreadable only now: look again at the next scan
                 self._counters["unreadable"] += 1

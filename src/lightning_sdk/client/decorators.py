@@ -8,6 +8,7 @@ from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
 
 from lightning_sdk.client import faults
+from lightning_sdk.client.loading import load_client
 from lightning_sdk.client.scope import get_current, set_current
 from lightning_sdk.errors import ConfigError
 from lightning_sdk.ids import fitted, unfit
@@ -165,6 +166,7 @@ def _wrap(target: F, new_execution: _NewExecution) -> F:
     ) -> Any:
         execution = None
         with faults.guard("trace"):
+            load_client()
             from lightning_sdk.client.generators import continuation
 
             execution = new_execution(wrapped, instance, args, kwargs)

@@ -11,24 +11,37 @@ known: if gRPC was loaded then, it may be the process's own.
 
 from __future__ import annotations
 
+# Before we register: Python runs the hooks before a fork in the reverse order, so that we have what we wait for
+# when logging takes its lock, which any thread that we wait for may need.
+import logging  # noqa: F401
 import os
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Final, Protocol
 from weakref import WeakSet
 
-# How long a fork waits for another thread that opens a file or imports gRPC.
+# How long a fork waits for another thread that opens a file or imports.
 _FORK_WAIT_S: Final = 5.0
-# How long the opening of a file waits for that of another thread. It may never end: a garbage collection there
-# can finalise an agent's stream, whose record needs a lock that ours is called under.
-_OPEN_WAIT_S: Final = 1.0
+# How long the opening of a file, or an import, waits for that of another thread. It may never end: a garbage
+# collection there can finalise an agent's stream, whose record needs a lock that ours is called under; and an
+# import may need a module that the waiting thread is importing.
+_UNDIVIDED_WAIT_S: Final = 1.0
+
+
+class Hold(Protocol):
+    """Takes a lock, waiting for it so long at most, and gives it back in the parent when the fork is over."""
+
+    def __call__(self, lock: threading.RLock, timeout_s: float, /) -> None: ...
 
 
 class Forkable(Protocol):
     """Something that must be told of a fork."""
+
+    def before_fork(self, hold: Hold) -> None:
+        """A child will be made, by this thread."""
 
     def after_fork_in_parent(self) -> None:
         """A child was made."""
@@ -38,9 +51,10 @@ class Forkable(Protocol):
 
 
 class _Forking(threading.local):
-    """The locks that this thread holds while it forks."""
+    """The locks that this thread holds, or tried to, while it forks."""
 
-    held: tuple[threading.RLock, ...] = ()
+    def __init__(self) -> None:
+        self.held: list[threading.RLock] = []
 
 
 # Reentrant, because a finaliser that runs in the middle may open a file, or fork.
@@ -52,20 +66,19 @@ _forkables: WeakSet[Forkable] = WeakSet()
 _grpc_inherited = False
 
 
-def undivided_import() -> threading.RLock:
-    """The lock to hold around an import of gRPC.
+def undivided_import() -> AbstractContextManager[None]:
+    """Keep a fork from cutting an import in two: the child would wait for ever for the thread that did it."""
+    return _undivided(_importing)
 
-    A child that inherits a half-done import would wait for ever for the thread that did it. No thread but one
-    that forks ever waits for this lock.
-    """
-    return _importing
+
+def _undivided_opening() -> AbstractContextManager[None]:
+    """Keep a fork from coming between a file and its account here; at worst the child holds one too many."""
+    return _undivided(_opening)
 
 
 @contextmanager
-def _undivided_opening() -> Iterator[None]:
-    """Keep a fork from coming between a file and its account here; at worst the child holds one too many."""
-    lock = _opening
-    held = lock.acquire(timeout=_OPEN_WAIT_S)
+def _undivided(lock: threading.RLock) -> Iterator[None]:
+    held = lock.acquire(timeout=_UNDIVIDED_WAIT_S)
     try:
         yield
     finally:
@@ -107,13 +120,23 @@ def grpc_is_inherited() -> bool:
 
 
 def _before() -> None:
-    _forking.held = tuple(lock for lock in (_importing, _opening) if lock.acquire(timeout=_FORK_WAIT_S))
+    for subject in list(_forkables):
+        subject.before_fork(_hold)
+    _hold(_importing, _FORK_WAIT_S)
+    _hold(_opening, _FORK_WAIT_S)
+
+
+def _hold(lock: threading.RLock, timeout_s: float) -> None:
+    # Noted first: Python swallows what a signal handler raises in here, and the lock would be held for ever.
+    _forking.held.append(lock)
+    lock.acquire(timeout=timeout_s)
 
 
 def _release() -> None:
-    held, _forking.held = _forking.held, ()
+    held, _forking.held = _forking.held, []
     for lock in held:
-        lock.release()
+        with suppress(RuntimeError):  # it was not to be had in time
+            lock.release()
 
 
 def _after_in_parent() -> None:
@@ -126,7 +149,7 @@ def _after_in_child() -> None:
     global _opening, _importing, _grpc_inherited
     _grpc_inherited = _grpc_inherited or "grpc" in sys.modules
     # Those that we did not get are held by threads that are gone.
-    _forking.held = ()
+    _forking.held = []
     _opening, _importing = threading.RLock(), threading.RLock()
     for file in list(_owned):
         file.close()

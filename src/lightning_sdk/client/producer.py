@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from google.protobuf.message import EncodeError
 
-from lightning_sdk.client.forks import grpc_is_inherited, watch_forks
+from lightning_sdk.client import faults
+from lightning_sdk.client.forks import Hold, grpc_is_inherited, watch_forks
 from lightning_sdk.client.sender import Sender
 from lightning_sdk.client.spool import SEGMENT_BYTES, SpoolWriter
 from lightning_sdk.errors import SpoolError
@@ -153,6 +154,11 @@ class Producer:
             self._discard()
         return done
 
+    def before_fork(self, hold: Hold) -> None:
+        """Have no connection while the process forks."""
+        if self._sender is not None:
+            self._sender.before_fork(hold)
+
     def after_fork_in_parent(self) -> None:
         """A child that only spools depends on our sender, even if we write nothing ourselves."""
         if self._sender is not None and "grpc" in sys.modules and not self._closed:
@@ -189,5 +195,6 @@ class Producer:
         try:
             for segment in self._spool.segments():
                 self._spool.discard(segment)
-        except SpoolError:
-            pass  # all is committed: whoever adopts what is left finds nothing new
+        except SpoolError as error:
+            faults.pass_on(error)
+            # All is committed: whoever adopts what is left finds nothing new.

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, SupportsFloat
 
 from lightning_sdk.client import faults, runtime, scope
+from lightning_sdk.client.loading import load_client
 from lightning_sdk.client.scope import CallHandle
 from lightning_sdk.ids import fitted_id, unfit
 
@@ -82,6 +83,7 @@ def annotate(**values: Any) -> None:
     Args:
         values: what JSON cannot say is kept as its repr.
     """
+    load_client()
     from lightning_sdk.client import journal
     from lightning_sdk.client.jsonable import object_to_json
     from lightning_sdk.client.redact import redact

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from lightning_sdk.client import faults
 from lightning_sdk.client.config import Config, load_config, load_environment
+from lightning_sdk.client.loading import load_client
 from lightning_sdk.client.routing import Routing
 from lightning_sdk.client.urls import UrlPrefix
 from lightning_sdk.errors import ConfigError
@@ -58,6 +59,8 @@ class Runtime:
     """One configuration with its producer, which is made when the first record comes."""
 
     def __init__(self, config: Config, *, explicit: bool, memory: Sink | None = None) -> None:
+        # Here, and not at the exit of the process, where `close` would have to.
+        load_client()
         self.config = config
         self.explicit = explicit
         self.run_id = config.run_id or new_id("run")

@@ -2,7 +2,8 @@
 
 gRPC is loaded in that thread, and no object of gRPC is ever kept anywhere but in the frames of that thread
 and of gRPC's own. In a forked child those threads are gone and their frames are never unwound, so that the
-child cannot run as much as a destructor of gRPC.
+child cannot run as much as a destructor of gRPC. And while the process forks there is no connection: gRPC, whose
+own fork handlers start threads in the child, then leaves it nothing that a thread of the parent was waiting on.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from lightning_sdk.addresses import bearer, grpc_target, is_loopback
-from lightning_sdk.client import exits
-from lightning_sdk.client.forks import undivided_import
+from lightning_sdk.client import exits, faults
+from lightning_sdk.client.forks import Hold, undivided_import
 from lightning_sdk.client.segments import MAX_MESSAGE_BYTES
 from lightning_sdk.client.sources import BATCH_BYTES
 from lightning_sdk.client.spool import SpoolWriter
@@ -40,6 +41,8 @@ _UNAUTHORISED_RETRY_S: Final = 60.0
 _FLUSH_RETRY_S: Final = 0.5
 # How many tries in a row may fail before the end of the process is held up no longer.
 _EXIT_TRIES: Final = 2
+# How long a fork waits for the connection to end.
+_FORK_WAIT_S: Final = 1.0
 # How long the stream may take to end by itself before it is cancelled.
 _STOP_GRACE_S: Final = 1.0
 # gRPC does not take our word for what is too large; this is how it says it.
@@ -85,6 +88,12 @@ class Sender:
         self._start_right = threading.Lock()
         self._thread: threading.Thread | None = None
         self._call: weakref.ref[Any] | None = None
+        # Held by the thread as long as it has a connection, and by whoever forks. Reentrant, because a
+        # finaliser may fork in the thread itself.
+        self._connection = threading.RLock()
+        # The threads that are about to fork, and whether one of them has ended the connection.
+        self._forking: list[int] = []
+        self._cut = False
         self._flushing = 0
         # Tries since the last success.
         self._failures = 0
@@ -140,6 +149,7 @@ class Sender:
             self._retry_now.set()
             self._wait_until_committed(through, began + limit_s, children)
         except SpoolError as error:
+            faults.pass_on(error)
             self._count("spool_errors", f"the spool cannot be sent: {error}")
         finally:
             with changed:
@@ -184,6 +194,22 @@ class Sender:
         thread.join(max(timeout_s - _STOP_GRACE_S, 0.1))
         return not thread.is_alive()
 
+    def before_fork(self, hold: Hold) -> None:
+        """End the connection, and keep it from being made again before the fork is over."""
+        if exits.has_begun():  # it might be the last one that can be made
+            return
+        forking = self._forking
+        forking.append(threading.get_ident())
+        try:
+            self._cut = True
+            call = self._call() if self._call is not None else None
+            if call is not None:
+                call.cancel()
+                del call
+            hold(self._connection, _FORK_WAIT_S)
+        finally:
+            forking.pop()
+
     def abandon(self) -> None:
         """Forget the thread and its connection: this is a forked child, where they do not exist."""
         self._call = None
@@ -211,7 +237,9 @@ class Sender:
             ending = None
             try:
                 if self._has_work():
-                    ending = self._converse()
+                    self._cut = False
+                    with self._connection:
+                        ending = self._converse()
             except SpoolError as error:
                 self._count("spool_errors", f"the spool cannot be sent: {error}")
             except Exception as error:
@@ -225,7 +253,7 @@ class Sender:
                     raise
             finally:
                 self._backlog.disconnected()
-            if not self._stopping.is_set():
+            if not self._stopping.is_set() and not self._cut:
                 delay_s = self._wait_after(ending, delay_s)
 
     def _has_work(self) -> bool:
@@ -258,8 +286,11 @@ class Sender:
         self._retry_now.clear()
         return min(delay_s * 2, _LAST_RETRY_S)
 
-    def _converse(self) -> _Ending:
-        """Connect, and send until the connection ends."""
+    def _converse(self) -> _Ending | None:
+        """Connect, and send until the connection ends. None: it was not made, because of a fork."""
+        if self._forking:
+            self._cut = True
+            return None
         # Not to be cut in two by a fork: the child could never import it again.
         with undivided_import():
             import grpc
@@ -273,6 +304,9 @@ class Sender:
                 stream.requests(), metadata=self._metadata
             )
             self._call = weakref.ref(call)
+            if self._forking:  # whoever it is may have looked for the call before it was there
+                self._cut = True
+                call.cancel()
             for response in call:
                 stream.acknowledged(response.ack)
                 self._reached()

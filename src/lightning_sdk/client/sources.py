@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Final, Protocol
 
 from lightning_sdk._proto.ingest_pb2 import Frame
+from lightning_sdk.client import faults
 from lightning_sdk.client.segments import RawFrame, Segment, SegmentReader, finish
 from lightning_sdk.errors import SpoolError
 
@@ -178,6 +179,7 @@ class Source:
         try:
             self._reader = SegmentReader(segment.path)
         except SpoolError as error:
+            faults.pass_on(error)
             if isinstance(error.__cause__, OSError) and not isinstance(error.__cause__, FileNotFoundError):
                 self._reading = None
                 raise  # the file may be sound: too many are open, say

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from lightning_sdk._proto.spool_pb2 import SegmentHeader
+from lightning_sdk.client import faults
 from lightning_sdk.client.forks import OwnedFile
 from lightning_sdk.client.segments import (
     MAGIC,
@@ -24,6 +25,8 @@ from lightning_sdk.errors import SpoolError
 from lightning_sdk.version import version
 
 SEGMENT_BYTES: Final = 16 << 20
+# Found out now: finding it imports, which a fork must not cut in two.
+_VERSION: Final = version()
 
 
 class SpoolWriter:
@@ -137,8 +140,9 @@ class SpoolWriter:
             try:
                 self._busy = True
                 self._write(frame)
-            except SpoolError:
-                pass  # counted; the caller whose record this is has long returned
+            except SpoolError as error:
+                faults.pass_on(error)
+                # Counted; the caller whose record this is has long returned.
             finally:
                 self._busy = False
 
@@ -152,6 +156,7 @@ class SpoolWriter:
         except OSError as error:
             self._lost += 1
             self._undo()
+            faults.pass_on(error)
             reason = str(error) if isinstance(error, SpoolError) else error.strerror
             raise SpoolError(
                 f"a record of {len(frame)} bytes cannot be written to the spool {self.directory}: {reason}"
@@ -192,9 +197,10 @@ class SpoolWriter:
             return
         try:
             os.ftruncate(self._file.fd, self._size)
-        except OSError:
+        except OSError as error:
             # Readers will find a torn tail here; the next record begins a segment of its own.
             self._seal()
+            faults.pass_on(error)
 
     def _open(self) -> OwnedFile:
         """Begin a new segment. Under its final name it is never seen without lock and header."""
@@ -231,7 +237,7 @@ class SpoolWriter:
             created_ns=time.time_ns(),
             pid=os.getpid(),
             host=os.uname().nodename,
-            version=version(),
+            version=_VERSION,
             spool_only=self.spool_only,
         ).SerializeToString()
 

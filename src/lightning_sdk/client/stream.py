@@ -77,7 +77,8 @@ class Backlog:
             SpoolError: the spool cannot be read.
         """
         with self.changed:
-            return any(source.has_more() for source in self._adoption.dependent_sources())
+            adoption = self._adoption
+            return adoption.children_wait or any(source.has_more() for source in adoption.dependent_sources())
 
     def idle_s(self) -> float:
         """How long to wait for news before looking again."""
