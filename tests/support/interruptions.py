@@ -14,8 +14,19 @@ class Deadline(Exception):
     """What the agent's handler raises."""
 
 
-def swallowed_at(work: Callable[[], object]) -> tuple[int, list[str]]:
+class TimedOut(Deadline, TimeoutError):
+    """The same, of a kind that files raise too."""
+
+
+def swallowed_at(
+    work: Callable[[], object], kind: type[Deadline] = Deadline, events: tuple[str, ...] = ("call",)
+) -> tuple[int, list[str]]:
     """Run `work` again and again, each time with a signal one call of a function of ours later.
+
+    Args:
+        work: what is interrupted.
+        kind: what the handler raises.
+        events: "call", and "c_call" to count what our functions call in C too.
 
     Returns:
         How many places were tried until it came to its end first, and those where the exception of the handler
@@ -23,13 +34,13 @@ def swallowed_at(work: Callable[[], object]) -> tuple[int, list[str]]:
     """
 
     def on_signal(number: int, interrupted: FrameType | None) -> None:
-        raise Deadline
+        raise kind
 
     before = signal.signal(signal.SIGUSR1, on_signal)
     swallowed: list[str] = []
     try:
         for place in range(1, 10_000):
-            where = _interrupted(work, place)
+            where = _interrupted(work, place, events)
             if where is None:
                 return place - 1, swallowed
             if where:
@@ -39,14 +50,14 @@ def swallowed_at(work: Callable[[], object]) -> tuple[int, list[str]]:
     raise AssertionError("the work never ended before the signal")
 
 
-def _interrupted(work: Callable[[], object], place: int) -> str | None:
+def _interrupted(work: Callable[[], object], place: int, events: tuple[str, ...]) -> str | None:
     """None: no signal came; "": its exception came out; else where it was swallowed."""
     calls = 0
     where: str | None = None
 
     def profile(frame: FrameType, event: str, argument: object) -> None:
         nonlocal calls, where
-        if event == "call" and _is_of_ours(frame):
+        if event in events and _is_of_ours(frame):
             calls += 1
             if calls == place:
                 where = f"{frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_name}"
