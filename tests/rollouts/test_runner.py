@@ -16,6 +16,7 @@ from lightning_sdk.rollouts.plan import FinishedGroup, RunOptions
 from lightning_sdk.rollouts.retries import RetryRule
 from lightning_sdk.rollouts.runner import Runner
 from lightning_sdk.rollouts.tasks import load_tasks
+from lightning_sdk.rollouts.workers.base import Workers
 from lightning_sdk.rollouts.workers.coroutines import AsyncWorkers
 from lightning_sdk.rollouts.workers.threads import ThreadWorkers
 from support import rollout_agents
@@ -25,7 +26,7 @@ AGENTS = "support.rollout_agents"
 AT_ONCE = RetryRule(max_attempts=3, on=("failed", "lost"), backoff_s=0.0)
 
 
-class ScriptedWorkers:
+class ScriptedWorkers(Workers):
     """Workers whose results come when, and as often as, the test says."""
 
     kind: ClassVar[str] = "scripted"

@@ -43,6 +43,7 @@ _KEPT: Final = (
     epilog=example(
         "lsdk run my_agent:solve --tasks train.jsonl -n 4 --workers 8",
         "lsdk run my_agent:solve --tasks math.jsonl:2 --tasks code.jsonl --timeout 60 --retry timeout",
+        "lsdk run my_agent:solve --tasks train.jsonl --kind remote --endpoint grpc://host:4319",
         "lsdk run --resume run_3f2a",
     )
 )
@@ -56,7 +57,11 @@ _KEPT: Final = (
 )
 @click.option("-n", "n", type=click.IntRange(min=1), default=1, show_default=True, help="Rollouts a task.")
 @click.option(
-    "--workers", type=click.IntRange(min=1), default=4, show_default=True, help="Rollouts that run at once."
+    "--workers",
+    type=click.IntRange(min=1),
+    default=4,
+    show_default=True,
+    help="Rollouts that run at once; --kind remote: as many as its workers have slots.",
 )
 @click.option(
     "--kind", type=click.Choice(KINDS), default=DEFAULT_KIND, show_default=True, help="Where they run."
@@ -147,6 +152,8 @@ def command(context: click.Context, /, source: Source, **given: Any) -> int:
         settings["workers"],
         output=directory / "output",
         ray_address=settings["ray_address"],
+        endpoint=source.endpoint,
+        token=source.token,
     )
     plan = None if settings["resume"] else _plan(settings)
     kept = {name: settings[name] for name in _KEPT}

@@ -77,6 +77,8 @@ class RunView:
         # Rollouts that have ended and were not read yet.
         self._unread: list[str] = []
         self._read_s = time.monotonic()
+        # What it was last said to wait for.
+        self._told: str | None = None
 
     def watch(self) -> None:
         """Wait until all rollouts have ended.
@@ -85,7 +87,8 @@ class RunView:
             RunError: the run was given up.
         """
         if not self._console.is_terminal:
-            self._runner.run()
+            while self._runner.wait_group(_SHOW_EVERY_S) is not None or not self._runner.idle:
+                self._tell_wait()
             return
         columns = (
             *(TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn()),
@@ -98,6 +101,13 @@ class RunView:
                 self._update(bar, shown, () if group is None else (group,))
                 if group is None and self._runner.idle:
                     return
+
+    def _tell_wait(self) -> None:
+        """Say once what the run waits for, and again when that is something else."""
+        waits_for = self._runner.waits_for
+        if waits_for is not None and waits_for != self._told:
+            notice(waits_for)
+        self._told = waits_for
 
     def finish(self, *, as_json: bool) -> Outcome:
         """Print the summary."""
@@ -123,7 +133,7 @@ class RunView:
         states = summary.states
         ended = sum(count for state, count in states.items() if state in FINAL)
         bad = sum(count for state, count in states.items() if state in BAD)
-        parts = [f"{states.get('running', 0)} running", f"{bad} bad" if bad else ""]
+        parts = [self._runner.waits_for or f"{states.get('running', 0)} running", f"{bad} bad" if bad else ""]
         parts += [f"{summary.retries} retried" if summary.retries else ""]
         if self._sums.mean_reward is not None:
             parts.append(f"reward {wording.number(self._sums.mean_reward)}")

@@ -1,4 +1,4 @@
-"""The collector: one port for our stream, OTLP and readers, in front of one store."""
+"""The collector: one port for our stream, OTLP, readers and the broker of work, in front of one store."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
 
 from lightning_sdk._proto.ingest_pb2_grpc import add_IngestServicer_to_server
 from lightning_sdk._proto.read_pb2_grpc import add_ReadServicer_to_server
+from lightning_sdk._proto.work_pb2_grpc import add_WorkServicer_to_server
 from lightning_sdk.addresses import is_loopback, join_host_port, leads_to
 from lightning_sdk.client.segments import MAX_MESSAGE_BYTES
 from lightning_sdk.collector.address import Announcement, local_endpoint
@@ -30,6 +31,8 @@ from lightning_sdk.collector.otlp import TraceService
 from lightning_sdk.collector.read_service import ReadService
 from lightning_sdk.collector.store.base import Store
 from lightning_sdk.collector.store.home import open_home_store
+from lightning_sdk.collector.work_peers import Timing
+from lightning_sdk.collector.work_service import WorkService
 from lightning_sdk.errors import ConfigError, SpoolError, StoreError
 from lightning_sdk.home import Home
 
@@ -51,6 +54,7 @@ class Collector:
         port: 0 takes a free one.
         token: what every RPC must carry as "Bearer …".
         spool: adopted at the start, every few seconds, and before every read.
+        timing: of the leases that workers have.
 
     Raises:
         ConfigError: a host that others can reach, without a token; a token that cannot be sent.
@@ -64,6 +68,7 @@ class Collector:
         port: int = DEFAULT_PORT,
         token: str | None = None,
         spool: Path | None = None,
+        timing: Timing | None = None,
     ) -> None:
         if not token and not is_loopback(host):
             raise ConfigError(
@@ -75,6 +80,7 @@ class Collector:
         self._port = port
         self._interceptors = [TokenInterceptor(token)] if token else []
         self._spool = spool
+        self._timing = timing or Timing()
         self._adopter: Adopter | None = None
         self._adopting = asyncio.Lock()
         self._problems: set[str] = set()
@@ -106,6 +112,8 @@ class Collector:
         add_TraceServiceServicer_to_server(traces, self._server)  # type: ignore[no-untyped-call]
         reads = ReadService(self._store, self._adopt, lambda: traces.counters)
         add_ReadServicer_to_server(reads, self._server)  # type: ignore[no-untyped-call]
+        self._work = WorkService(self._timing)
+        add_WorkServicer_to_server(self._work, self._server)  # type: ignore[no-untyped-call]
         try:
             port = self._bind()
             await self._server.start()
@@ -116,6 +124,7 @@ class Collector:
             self._adopter = Adopter(
                 self._spool, self._store, is_ours=lambda owed_to: self._is_ours(owed_to, port)
             )
+        self._work.start()
         self._adoption = asyncio.create_task(self._keep_adopting())
         self._assembling = Assembling(self._store, lambda: self._committer.busy)
         return port
@@ -129,6 +138,7 @@ class Collector:
         self._adoption.cancel()
         stopped = asyncio.create_task(self._server.stop(grace_s))
         self._ingest.drain()
+        self._work.drain()
         await stopped
         await self._assembling.stop()
         await self._committer.close()

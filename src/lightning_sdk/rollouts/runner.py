@@ -24,6 +24,7 @@ from lightning_sdk.rollouts.failures import Failures
 from lightning_sdk.rollouts.job import Job, Result, ended_outside
 from lightning_sdk.rollouts.journal import FORMAT, RunJournal, read_journal, run_directory
 from lightning_sdk.rollouts.lifecycle import BAD, EVENT_OF, Event, Life, advance
+from lightning_sdk.rollouts.lineup import Lineup
 from lightning_sdk.rollouts.plan import (
     FinishedGroup,
     PlannedGroup,
@@ -115,7 +116,7 @@ class Runner:
         self._ends = EndWriter(config)
         self._changed = threading.Condition()
         self._groups: dict[str, PlannedGroup] = {}
-        self._queue: deque[PlannedRollout] = deque()
+        self._queue = Lineup()
         self._waiting: list[tuple[float, int, PlannedRollout]] = []
         self._running: dict[str, tuple[PlannedRollout, Job]] = {}
         self._finished: deque[FinishedGroup] = deque()
@@ -215,6 +216,13 @@ class Runner:
         with self._changed:
             return self._idle() and not self._finished
 
+    @property
+    def waits_for(self) -> str | None:
+        """What has to happen before rollouts can run, for whoever looks on; None: nothing."""
+        with self._changed:
+            agents = set(self._queue.agents)
+        return self._workers.waits_for(agents)
+
     def summary(self) -> RunSummary:
         """How far the run has come."""
         with self._changed:
@@ -303,7 +311,8 @@ class Runner:
                 task=orjson.Fragment(orjson.dumps(task)),
             )
             self._states["queued"] += len(new)
-            self._queue.extend(new)
+            for rollout in new:
+                self._line_up(rollout)
         if group.finished:
             self._finished.append(finished_group(group))
         return group
@@ -312,7 +321,7 @@ class Runner:
         for rollout in group.rollouts:
             self._states[rollout.life.state] += 1
             if rollout.life.state == "queued":
-                self._queue.append(rollout)
+                self._line_up(rollout)
 
     def restore_all(self, *, reopen_bad: bool = False) -> int:
         """Go on with everything that the journal tells of; returns how many rollouts are still to be run.
@@ -363,9 +372,14 @@ class Runner:
                 self._workers.submit(job)
 
     def _next_due(self) -> PlannedRollout | None:
-        if self._waiting and self._waiting[0][0] <= time.monotonic():
-            return heapq.heappop(self._waiting)[2]
-        return self._queue.popleft() if self._queue else None
+        while self._waiting and self._waiting[0][0] <= time.monotonic():
+            self._line_up(heapq.heappop(self._waiting)[2], first=True)
+        return self._queue.pop(self._workers.takes)
+
+    def _line_up(self, rollout: PlannedRollout, *, first: bool = False) -> None:
+        agent = rollout.group.task.agent or self.options.agent
+        assert agent is not None, "submit refuses tasks without an agent"
+        self._queue.append(agent, rollout, first=first)
 
     def _next_result(self) -> Result | None:
         """Wait for a result, or for something else to do."""
@@ -373,9 +387,11 @@ class Runner:
             if not self._running:
                 pause_s = self._waiting[0][0] - time.monotonic() if self._waiting else None
                 due = not self._paused and (bool(self._queue) or (pause_s is not None and pause_s <= 0))
-                if not due and not self._stopping:
-                    self._changed.wait(pause_s)
-                return None
+                if not due:
+                    if not self._stopping:
+                        self._changed.wait(pause_s)
+                    return None
+        # Also where no worker takes what is due: some may come, or say why none will.
         return self._workers.next_result(_LOOK_EVERY_S)
 
     def _take(self, result: Result) -> None:

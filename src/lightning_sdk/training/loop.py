@@ -65,6 +65,8 @@ class Loop:
         # By round: group ids that were admitted, in the order of its tasks; and groups that have ended, by id.
         self._admitted: dict[int, Sequence[str]] = {}
         self._ended: dict[str, FinishedGroup] = {}
+        # What rollouts were last said to wait for.
+        self._told_wait: str | None = None
         self._seconds: Counter[str] = Counter()
         self._saved_at: int | None = state.rounds_done if state.rounds_done else None
         self._is_training = False
@@ -132,7 +134,15 @@ class Loop:
             group = self._parts.runner.wait_group(_LOOK_EVERY_S)
             if group is not None:
                 self._ended[group.group_id] = group
+            self._tell_wait()
         return [self._ended.pop(group_id) for group_id in group_ids]
+
+    def _tell_wait(self) -> None:
+        """Say once what rollouts wait for, such as remote workers, and again when that is something else."""
+        waits_for = self._parts.runner.waits_for
+        if waits_for is not None and waits_for != self._told_wait:
+            self._parts.progress.say(waits_for)
+        self._told_wait = waits_for
 
     # -- training ------------------------------------------------------------------------------------------------
 

@@ -246,6 +246,8 @@ def _runner(opened: _Opened, stack: Stack) -> Runner:
         rollouts.workers,
         output=opened.directory.path / "agents",
         ray_address=rollouts.ray_address,
+        endpoint=stack.endpoint,
+        token=stack.token,
     )
     timeout_s = rollouts.timeout_s
     if timeout_s is None and workers.no_timeout is None:

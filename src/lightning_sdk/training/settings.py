@@ -42,8 +42,12 @@ class RunTable(Table):
 class RolloutsTable(Table):
     """`[rollouts]`: how the agent is run."""
 
-    kind: StrictStr = Field("processes", description="Where they run: processes, threads, async or ray.")
-    workers: _Count = Field(8, description="Rollouts that run at once.")
+    kind: StrictStr = Field(
+        "processes", description="Where they run: processes, threads, async, ray or remote (`lsdk work`)."
+    )
+    workers: _Count = Field(
+        8, description="Rollouts that run at once; of the kind remote, its workers say that."
+    )
     ray_address: StrictStr | None = Field(
         None, description="Cluster for the kind ray; default: one of its own."
     )

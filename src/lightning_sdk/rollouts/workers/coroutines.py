@@ -9,9 +9,10 @@ from typing import ClassVar
 
 from lightning_sdk.rollouts.execution import run_job_async
 from lightning_sdk.rollouts.job import Job, Result, cancelled
+from lightning_sdk.rollouts.workers.base import Workers
 
 
-class AsyncWorkers:
+class AsyncWorkers(Workers):
     """See `Workers`. For asynchronous agents that mostly wait: thousands at once cost little.
 
     Agents must be coroutine functions. A timeout and a cancellation cancel the coroutine. One that does not let

@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import ClassVar, Final
 
 from lightning_sdk.rollouts.job import Job, Result, cancelled, ended_outside
+from lightning_sdk.rollouts.workers.base import Workers
 from lightning_sdk.rollouts.workers.process import WorkerProcess
 
 # How long processes have to flush and end by themselves at the end, all together.
 _CLOSE_TIMEOUT_S: Final = 5.0
 
 
-class ProcessWorkers:
+class ProcessWorkers(Workers):
     """See `Workers`. For any agent: each process runs one rollout at a time, and is used again for the next.
 
     A process that must be ended, or that ends by itself, is killed with its process group and replaced. Processes are

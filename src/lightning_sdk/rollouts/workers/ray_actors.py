@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Final
 
 from lightning_sdk.errors import ConfigError, RunError
 from lightning_sdk.rollouts.job import Job, Result, cancelled, ended_outside
+from lightning_sdk.rollouts.workers.base import Workers
 
 # What an actor's process gets of our environment: where records go, and how.
 _CARRIED: Final = "LIGHTNING_"
@@ -46,7 +47,7 @@ class _Actor:
         self._workers.close()
 
 
-class RayWorkers:
+class RayWorkers(Workers):
     """See `Workers`. Each rollout runs in a process that an actor keeps, so that a timeout ends it like any other.
 
     A node that dies loses its rollouts: they come back as lost, and another actor takes its place. The agent must be

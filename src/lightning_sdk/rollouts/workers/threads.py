@@ -8,11 +8,12 @@ from typing import ClassVar, Final
 
 from lightning_sdk.rollouts.execution import run_job
 from lightning_sdk.rollouts.job import Job, Result, cancelled
+from lightning_sdk.rollouts.workers.base import Workers
 
 _STOP: Final = None
 
 
-class ThreadWorkers:
+class ThreadWorkers(Workers):
     """See `Workers`. For agents that wait for models most of the time, and share what is expensive to load.
 
     A thread cannot be ended from outside: a timeout is refused, and what is cancelled comes back as cancelled at once
