@@ -130,6 +130,13 @@ def ray(session: nox.Session) -> None:
 
 
 @nox.session(python="3.11")
+def faults(session: nox.Session) -> None:
+    """Workers, collector and runner of a remote run, each killed in the middle of it; takes a few minutes."""
+    session.install("--quiet", "-e", ".[server]", *_group("test"))
+    session.run("pytest", "tests/rollouts/faults_remote.py", *session.posargs)
+
+
+@nox.session(python="3.11")
 def cross_check(session: nox.Session) -> None:
     """Credits and baselines against the code of verl, OpenRLHF, SkyRL and Trinity-RFT, on the same data."""
     session.install("--quiet", TORCH)

@@ -95,7 +95,7 @@ class WorkStream:
     def wait_welcome(self, timeout_s: float) -> bool:
         """Wait until there was a connection, or there will be none. False: the time was up first."""
         with self._changed:
-            return self._changed.wait_for(lambda: self._welcomes or self.error is not None, timeout_s)
+            return self._changed.wait_for(lambda: self._welcomes > 0 or self.error is not None, timeout_s)
 
     @property
     def connected(self) -> bool:
