@@ -17,7 +17,7 @@ from lightning_sdk.home import Home
 from support.cli_rollouts import write_rollout
 
 # They run until they are interrupted, or need an agent; tests of their own start them.
-ENDLESS = ("lsdk run ", "lsdk collect", "lsdk serve", "lsdk train ")
+ENDLESS = ("lsdk run ", "lsdk work ", "lsdk collect", "lsdk serve", "lsdk train ")
 
 
 def examples() -> list[str]:

@@ -203,7 +203,7 @@ class Simulation:
         self.start_worker()
         self.workers[-1].side._agents = ("m:a", "m:b")
         for _ in range(4000):
-            if self.succeeded == self.rollouts:
+            if self.succeeded == self.rollouts and not self._left():
                 return
             for line in self.lines:
                 if line.wire is None:
@@ -219,7 +219,13 @@ class Simulation:
             self.take_results()
             self.now_s += EXPIRY_S / 4
             self.broker.expire()
-        raise AssertionError(f"left over: {self.rollouts - self.succeeded}")
+        raise AssertionError(f"left over: {self.rollouts - self.succeeded}, {self._left()}")
+
+    def _left(self) -> list[object]:
+        """Leases that anybody still holds or knows of."""
+        known = [lease for worker in self.broker._workers.values() for lease in worker.leases]
+        held = [lease for line in self.workers for lease in line.side._held]
+        return [*known, *held, *(lease for line in self.runners for lease in line.side._leased)]
 
     def _add(self, side: Any) -> Line:
         line = Line(side)
