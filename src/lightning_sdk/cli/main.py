@@ -29,7 +29,7 @@ from lightning_sdk.version import DISTRIBUTION, version
 # Command name → what it does, in the order of `lsdk --help`. Its module is lightning_sdk.cli.<name>.
 COMMANDS: Final[dict[str, str]] = {
     "run": "Run an agent over tasks, and record every rollout.",
-    "work": "Run rollouts for others, as a remote worker.",
+    "work": "Run rollouts for others, as `lsdk run --kind remote` and `lsdk train` ask for them.",
     "collect": "Receive records over the network and store them.",
     "rollouts": "List rollouts, newest first.",
     "show": "Show one rollout as a tree.",
