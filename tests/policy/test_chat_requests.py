@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from lightning_sdk.policy.apis.chat_request import ChatRequest, parse_chat_request
 from lightning_sdk.policy.errors import ApiError
-from lightning_sdk.policy.protocol import ChatRequest, parse_chat_request
 
 USER = {"role": "user", "content": "hi"}
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}

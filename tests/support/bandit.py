@@ -36,6 +36,7 @@ class BanditEngine:
     """Samples one letter by four numbers, whatever the prompt."""
 
     context_length = 4096
+    vocabulary = 258
     shapes: frozenset[str] = frozenset()
     constrains = False
 

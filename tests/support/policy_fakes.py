@@ -18,6 +18,7 @@ from lightning_sdk.policy.admin import Admin
 from lightning_sdk.policy.app import make_app
 from lightning_sdk.policy.engine import Delta, Load, LogprobsMode, SampledToken, SamplingParams
 from lightning_sdk.policy.errors import queue_full
+from lightning_sdk.policy.harness import Harness
 from lightning_sdk.policy.policies import Policies, Policy
 from lightning_sdk.policy.recording import TokenRecorder
 from lightning_sdk.policy.stop_text import StoppableText
@@ -85,6 +86,7 @@ class ScriptedEngine:
     """Says the next script, byte by byte, in every choice. Each token takes one permit of the `gate`."""
 
     context_length = 4096
+    vocabulary = 258
     shapes: frozenset[str] = frozenset()
     constrains = False
     problem: str | None = None
@@ -184,11 +186,20 @@ class MemoryWriter:
 
 
 @contextmanager
-def served(policies: Policies, *, token: str | None = None, admin: Admin | None = None) -> Iterator[str]:
+def served(
+    policies: Policies,
+    *,
+    token: str | None = None,
+    admin: Admin | None = None,
+    harness: Harness | None = None,
+) -> Iterator[str]:
     """Serve on a free loopback port; the base URL, with /v1."""
     server = uvicorn.Server(
         uvicorn.Config(
-            make_app(policies, token=token, admin=admin), port=0, log_level="warning", lifespan="off"
+            make_app(policies, token=token, admin=admin, harness=harness),
+            port=0,
+            log_level="warning",
+            lifespan="off",
         )
     )
     started = threading.Event()

@@ -124,6 +124,20 @@ from lightning_sdk.policy.options import ServeOptions
     metavar="SECONDS",
     help="How long running answers may keep the old weights.",
 )
+@click.option(
+    "--max-rollouts",
+    type=click.IntRange(min=1),
+    default=ServeOptions.max_rollouts,
+    help="Rollouts below /r/ that may be open at once; then 429.",
+)
+@click.option(
+    "--rollout-idle-timeout",
+    "rollout_idle_timeout_s",
+    type=click.FloatRange(min=0, min_open=True),
+    default=ServeOptions.rollout_idle_timeout_s,
+    metavar="SECONDS",
+    help="After how long without a call an open rollout below /r/ counts as lost.",
+)
 @home_option
 @click.option(
     "--endpoint",
@@ -149,7 +163,7 @@ def command(
     upstreams: tuple[str, ...],
     **options: Any,
 ) -> None:
-    """Serve MODEL, a local Hugging Face directory, as an OpenAI-style endpoint.
+    """Serve MODEL, a local Hugging Face directory, to clients of OpenAI's and Anthropic's APIs.
 
     Every answer's token ids and log probabilities are recorded: into the spool, or with --endpoint at a
     collector. Ctrl-C (or SIGTERM) ends it, with exit code 0, once the running requests are done.

@@ -17,12 +17,12 @@ from typing import TypeVar
 
 from prometheus_client import Histogram
 
+from lightning_sdk.policy.choices import AnswerHead, Choice
 from lightning_sdk.policy.engine import Delta, SamplingParams
 from lightning_sdk.policy.errors import context_exceeded
 from lightning_sdk.policy.metrics import Metrics
 from lightning_sdk.policy.policies import Policies, Policy
 from lightning_sdk.policy.recording import AnswerStart
-from lightning_sdk.policy.responses import AnswerHead, Choice
 from lightning_sdk.policy.sampling import SamplingRequest, decide_sampling
 from lightning_sdk.policy.tool_prompt import ParsedText
 
@@ -38,6 +38,8 @@ class CallTags:
     split: str | None = None
     # The client sent it here in place of another model's endpoint.
     routed: bool = False
+    # Whoever calls may name a model that is not served: the default answers then.
+    any_model: bool = False
 
 
 @dataclass(slots=True)
@@ -85,7 +87,7 @@ class Answering:
         asked: SamplingRequest,
         *,
         uses_tools: bool = False,
-        id_prefix: str = "chatcmpl",
+        id_prefix: str,
     ) -> Answer:
         """Decide all that can be decided before sampling. For the thread of `prepare`.
 
@@ -102,7 +104,7 @@ class Answering:
         """
         ids = self._encode(policy, prompt, asked) if isinstance(prompt, str) else list(prompt)
         params = decide_sampling(asked, policy, tags.split, len(ids))
-        response_id = f"{id_prefix}-{os.urandom(16).hex()}"
+        response_id = f"{id_prefix}{os.urandom(16).hex()}"
         return Answer(
             policy=policy,
             head=AnswerHead(response_id, int(time.time()), policy.name),

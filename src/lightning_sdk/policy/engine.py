@@ -115,6 +115,10 @@ class Engine(Protocol):
         """Tokens of prompt and answer together that the model can attend to."""
 
     @property
+    def vocabulary(self) -> int:
+        """Token ids are below it."""
+
+    @property
     def policy_version(self) -> int:
         """Of the weights that sample now: 0 for what was loaded, larger with each update."""
 

@@ -1,12 +1,9 @@
-"""What the endpoint answers when it does not do what was asked: OpenAI-style bodies and status codes.
-
-{"error": {"message": ..., "type": ..., "param": ..., "code": ...}}
-"""
+"""What the endpoint answers when it does not do what was asked: status codes, and bodies as clients expect them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Final
 
 
 class ApiError(Exception):
@@ -30,9 +27,29 @@ class ApiError(Exception):
         self.kind = kind
         self.headers = headers or {}
 
-    def body(self) -> dict[str, Any]:
-        """The JSON body."""
-        return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
+
+def openai_error(error: ApiError) -> dict[str, Any]:
+    """The body of a refusal as OpenAI's clients read it."""
+    return {"error": {"message": error.message, "type": error.kind, "param": error.param, "code": error.code}}
+
+
+# What Anthropic's clients call what a status says.
+_ANTHROPIC_KINDS: Final = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+}
+
+
+def anthropic_error(error: ApiError) -> dict[str, Any]:
+    """The body of a refusal as Anthropic's clients read it."""
+    kind = _ANTHROPIC_KINDS.get(error.status) or (
+        "invalid_request_error" if error.status < 500 else "api_error"
+    )
+    return {"type": "error", "error": {"type": kind, "message": error.message}}
 
 
 def invalid(message: str, *, param: str | None = None, code: str | None = None) -> ApiError:
@@ -43,6 +60,13 @@ def invalid(message: str, *, param: str | None = None, code: str | None = None) 
 def unsupported(param: str, why: str) -> ApiError:
     """400: a parameter that would change the result, and that this endpoint does not implement."""
     return invalid(f"{param!r} is not supported here: {why}", param=param, code="unsupported_parameter")
+
+
+def forced_call() -> ApiError:
+    """400: a call of a tool that must be made."""
+    return unsupported(
+        "tool_choice", "forcing a call would need constrained sampling; 'auto' and 'none' are accepted"
+    )
 
 
 def model_not_found(asked: str, served: Iterable[str]) -> ApiError:

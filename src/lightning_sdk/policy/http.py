@@ -49,13 +49,15 @@ async def _disconnected(request: Request) -> None:
 
 
 def check_token(request: Request, token: str) -> None:
-    """Refuse a request that does not carry this bearer token.
+    """Refuse a request that does not carry this bearer token, or carry it as Anthropic's clients do, as x-api-key.
 
     Raises:
         ApiError: it does not.
     """
     scheme, _, given = request.headers.get("authorization", "").partition(" ")
-    if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), token.encode()):
+    if scheme.lower() != "bearer":
+        given = request.headers.get("x-api-key", "")
+    if not hmac.compare_digest(given.strip().encode(), token.encode()):
         raise unauthorized()
 
 
@@ -71,7 +73,7 @@ def check_content_type(request: Request) -> None:
         raise invalid(f"content-type is {kind or 'missing'}, expected application/json")
 
 
-async def read_body(request: Request) -> bytes:
+async def read_body(request: Request, most_bytes: int = _MAX_BODY_BYTES) -> bytes:
     """The whole body.
 
     Raises:
@@ -79,18 +81,18 @@ async def read_body(request: Request) -> bytes:
         ClientGoneError: the client left before its end.
     """
     try:
-        return await asyncio.wait_for(_receive(request), _BODY_TIMEOUT_S)
+        return await asyncio.wait_for(_receive(request, most_bytes), _BODY_TIMEOUT_S)
     except asyncio.TimeoutError:
         raise ApiError(408, f"the body did not come within {_BODY_TIMEOUT_S:g} seconds") from None
 
 
-async def _receive(request: Request) -> bytes:
+async def _receive(request: Request, most_bytes: int) -> bytes:
     body = bytearray()
     try:
         async for piece in request.stream():
             body += piece
-            if len(body) > _MAX_BODY_BYTES:
-                raise ApiError(413, f"the body is larger than {_MAX_BODY_BYTES} bytes", code="body_too_large")
+            if len(body) > most_bytes:
+                raise ApiError(413, f"the body is larger than {most_bytes} bytes", code="body_too_large")
     except ClientDisconnect:
         raise ClientGoneError from None
     return bytes(body)

@@ -35,3 +35,6 @@ class ServeOptions:
     weights_dir: Path | None = None
     # How long answers that run may keep the old weights when new ones come.
     drain_timeout_s: float = 30.0
+    # Of programs that do not use our client: how many may be open, and how long one may do nothing until it is lost.
+    max_rollouts: int = 1024
+    rollout_idle_timeout_s: float = 3600.0

@@ -69,7 +69,7 @@ class Policies:
         if not self._by_name:
             raise ConfigError("there is no policy to serve: name at least one model")
 
-    def get(self, header: str | None, model: str, *, routed: bool = False) -> Policy:
+    def get(self, header: str | None, model: str, *, routed: bool = False, any_model: bool = False) -> Policy:
         """The policy that answers a request.
 
         Args:
@@ -77,6 +77,7 @@ class Policies:
             model: the request's model.
             routed: the request was made for another model and sent here by the client: without the header the
                 default answers, whatever its model.
+            any_model: the default answers also where the request's model is none of these.
 
         Raises:
             ApiError: there is none of that name.
@@ -85,6 +86,8 @@ class Policies:
             return self.default
         name = model if header is None else header
         found = self._by_name.get(name)
+        if found is None and any_model and header is None:
+            return self.default
         if found is None:
             raise model_not_found(name, self.names)
         return found

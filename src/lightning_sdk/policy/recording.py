@@ -13,8 +13,8 @@ from typing import Any, Protocol
 from lightning_sdk.errors import SpoolError
 from lightning_sdk.ids import new_id
 from lightning_sdk.plugins import CALL_ID
+from lightning_sdk.policy.choices import Choice
 from lightning_sdk.policy.engine import LogprobsMode, SamplingParams
-from lightning_sdk.policy.responses import Choice
 from lightning_sdk.policy.sampling import SamplingRequest, sampling_effective
 from lightning_sdk.records import ChoiceTokens, Record, Tokens, pack_float32, pack_int32
 

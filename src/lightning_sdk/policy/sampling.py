@@ -50,6 +50,8 @@ class SamplingRequest:
     # Those of `SHAPING` that it gives.
     shaping: Mapping[str, Any] = field(default_factory=dict)
     constraint: Constraint | None = None
+    # The parameter that asks for the constraint.
+    constraint_param: str = "response_format"
     # As the record shall tell it: the request's own names and values.
     told: Mapping[str, Any] = field(default_factory=dict)
 
@@ -74,8 +76,8 @@ def decide_sampling(
         raise context_exceeded(engine.context_length, prompt_tokens, asked.max_tokens)
     if asked.constraint is not None and not engine.constrains:
         raise unsupported(
-            "response_format",
-            "this policy's engine cannot constrain sampling; only leaving it out or {'type': 'text'} is accepted",
+            asked.constraint_param,
+            "this policy's engine cannot constrain sampling; only leaving it out or plain text is accepted",
         )
     drawn = secrets.randbits(_SEED_BITS)
     if split in SPLITS_SAMPLED_AS_TRAINED:

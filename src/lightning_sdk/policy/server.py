@@ -20,6 +20,7 @@ from lightning_sdk.home import Home
 from lightning_sdk.policy.admin import Admin
 from lightning_sdk.policy.app import make_app
 from lightning_sdk.policy.engine import Engine
+from lightning_sdk.policy.harness import Harness
 from lightning_sdk.policy.options import ServeOptions
 from lightning_sdk.policy.policies import Policies, Policy, TrainingSampling
 from lightning_sdk.policy.recording import TokenRecorder
@@ -72,13 +73,16 @@ def serve(
         policies = Policies(
             Policy(name, engine, TokenRecorder(producer, name), training) for name, engine in engines.items()
         )
-        app = make_app(policies, token=options.token, admin=admin)
+        harness = Harness(
+            producer, max_open=options.max_rollouts, idle_timeout_s=options.rollout_idle_timeout_s
+        )
+        app = make_app(policies, token=options.token, admin=admin, harness=harness)
         logging.getLogger("uvicorn.error").addFilter(_not_answered_twice)
         settings = uvicorn.Config(
             app, log_level="warning", access_log=False, lifespan="off", timeout_keep_alive=_KEEP_ALIVE_S
         )
         with _signals_end_quietly():
-            _Server(settings, list(engines.values()), lambda: on_ready(_base_url(listener))).run(
+            _Server(settings, list(engines.values()), harness, lambda: on_ready(_base_url(listener))).run(
                 sockets=[listener]
             )
 
@@ -87,10 +91,15 @@ class _Server(uvicorn.Server):
     """A server that says when it answers, and stops its engines after the last request."""
 
     def __init__(
-        self, config: uvicorn.Config, engines: Sequence[Engine], on_ready: Callable[[], None]
+        self,
+        config: uvicorn.Config,
+        engines: Sequence[Engine],
+        harness: Harness,
+        on_ready: Callable[[], None],
     ) -> None:
         super().__init__(config)
         self._engines = engines
+        self._harness = harness
         self._on_ready = on_ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -101,6 +110,7 @@ class _Server(uvicorn.Server):
         await super().shutdown(sockets=sockets)
         for engine in self._engines:
             await engine.stop()
+        self._harness.close()
 
 
 def _not_answered_twice(record: logging.LogRecord) -> bool:

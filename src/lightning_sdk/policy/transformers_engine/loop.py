@@ -97,6 +97,7 @@ class TransformersEngine:
     ) -> None:
         self.tokenizer = tokenizer
         self.context_length = context_length
+        self.vocabulary = model.vocabulary
         self.policy_version = 0
         self._model = model
         self._end_ids = end_ids
@@ -170,7 +171,7 @@ class TransformersEngine:
                     f"version {version} is older than {self.policy_version}, which is served: publish a later one"
                 )
             if probe is not None:
-                check_probe(probe, self._model.vocabulary, self.context_length)
+                check_probe(probe, self.vocabulary, self.context_length)
             new = self._model.weights.read(weights)
             update = _Update(new, version, probe, time.monotonic() + drain_timeout_s)
             with self._changed:

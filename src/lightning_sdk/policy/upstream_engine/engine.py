@@ -68,7 +68,7 @@ class UpstreamEngine:
         self._client = client
         self._model = model
         self._weights = weights
-        self._vocabulary = vocabulary
+        self.vocabulary = vocabulary
         self._max_choices = max_choices
         self._running = 0
         self._waiting = 0
@@ -137,7 +137,7 @@ class UpstreamEngine:
                     f"version {version} is older than {self.policy_version}, which is served: publish a later one"
                 )
             if probe is not None:
-                check_probe(probe, self._vocabulary, self.context_length)
+                check_probe(probe, self.vocabulary, self.context_length)
             # Here, because a load that fails half-way may end the upstream.
             await asyncio.to_thread(check_same_tensors, weights, self._weights)
             self._open.clear()
