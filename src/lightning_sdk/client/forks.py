@@ -100,6 +100,11 @@ class OwnedFile:
             self.fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, mode)
             _owned.add(self)
 
+    @property
+    def closed(self) -> bool:
+        """Whether it is closed."""
+        return self.fd < 0
+
     def close(self) -> None:
         """Close it, which gives up the lock; idempotent. `fd` is -1 from then on."""
         with _undivided_opening():

@@ -130,7 +130,7 @@ class SpoolWriter:
         """Give up the segment; what is appended from now on is lost. Idempotent."""
         self._closed = True
         with self._lock:
-            if self._file is not None:
+            if self._file is not None and not self._file.closed:
                 self._settle(os.fstat(self._file.fd).st_size)
             self._seal()
 
@@ -174,7 +174,8 @@ class SpoolWriter:
         if self._closed:
             raise SpoolError("it is closed")
         file = self._file
-        if file is not None:
+        # It is closed if a signal handler's exception came before it was forgotten.
+        if file is not None and not file.closed:
             status = os.fstat(file.fd)
             if self._unaccounted:
                 self._settle(status.st_size)
