@@ -102,7 +102,11 @@ def proto(session: nox.Session) -> None:
 def bench(session: nox.Session) -> None:
     """Ratios against a floor or a peer measured in the same run; benchmarks/RESULTS.md keeps them."""
     session.install("--quiet", ".[server]", *_group("bench"))
-    for name in session.posargs or ["capture", "ingest", "assembly", "rollouts"]:
+    names = session.posargs or ["capture", "ingest", "assembly", "rollouts", "train"]
+    if "train" in names:
+        session.install("--quiet", TORCH)
+        session.install("--quiet", ".[torch]")
+    for name in names:
         options = _find_peer(session) if name == "assembly" else []
         session.run("python", f"benchmarks/{name}.py", *options)
 
