@@ -6,6 +6,7 @@ assembly are tested on 3.10, 3.12 and 3.13 as well (`nox -s pythons`).
 
 from __future__ import annotations
 
+import shutil
 import zipfile
 from pathlib import Path
 
@@ -182,3 +183,31 @@ def _requirements_without_torch(wheel: Path) -> list[str]:
         lines = opened.read(metadata).decode().splitlines()
     wanted = [line.partition(":")[2].strip() for line in lines if line.startswith("Requires-Dist:")]
     return [each for each in wanted if "extra ==" not in each and not each.startswith("torch")]
+
+
+@nox.session(python="3.11")
+def frameworks(session: nox.Session) -> None:
+    """LangChain and AutoGen against the policy endpoint and, where npm is installed, a program in Node.js."""
+    session.install(
+        "--quiet",
+        "-e",
+        ".[server]",
+        *_group("test"),
+        "langchain-openai",
+        "autogen-agentchat",
+        "autogen-ext[openai]",
+    )
+    env: dict[str, str | None] = {}
+    if shutil.which("npm") is not None:
+        folder = session.create_tmp()
+        session.run("npm", "install", "--silent", "--prefix", folder, "openai@6", external=True)
+        env["NODE_PATH"] = f"{folder}/node_modules"
+    else:
+        session.warn("npm is not installed: the program in Node.js is left out")
+    session.run(
+        "pytest",
+        "tests/policy/real_frameworks.py",
+        "tests/policy/test_harness_examples.py",
+        *session.posargs,
+        env=env,
+    )

@@ -125,6 +125,23 @@ def test_refusals_are_the_clients_own_errors() -> None:
                 create(**asked, messages=[USER], stream=stream)
 
 
+def test_a_format_is_passed_on_to_an_engine_that_can_follow_it() -> None:
+    policies, engine, _ = scripted_policies("{}")
+    engine.constrains, engine.shapes = True, frozenset({"top_k"})
+    with served(policies) as url:
+        _client(url).messages.create(
+            model="scripted",
+            max_tokens=9,
+            messages=[USER],
+            output_config={"format": {"type": "json_schema", "schema": {"type": "object"}}},
+            extra_body={"top_k": 3},
+        )
+    constraint = engine.params[0].constraint
+    assert constraint is not None
+    assert constraint.schema == {"type": "object"}
+    assert engine.params[0].shaping == {"top_k": 3}
+
+
 def test_an_engine_that_fails_in_a_stream_is_an_error_there() -> None:
     policies, engine, _ = scripted_policies("ab")
     engine.failure = RuntimeError("no")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import openai
@@ -113,6 +114,21 @@ def test_what_cannot_be_honoured_is_refused(wrong: Any, param: str | None) -> No
     with served(policies) as url, pytest.raises(openai.BadRequestError) as refused:
         _client(url).responses.create(**{"model": "scripted", "input": "x", **wrong})
     assert param is None or refused.value.param == param
+
+
+def test_a_format_is_passed_on_to_an_engine_that_can_follow_it_and_marked() -> None:
+    policies, engine, writer = scripted_policies("{}")
+    engine.constrains = True
+    wanted: Any = {
+        "format": {"type": "json_schema", "name": "x", "schema": {"type": "object"}, "strict": True}
+    }
+    with served(policies) as url:
+        answer = _client(url).responses.create(model="scripted", input="x", text=wanted)
+    assert answer.output_text == "{}"
+    constraint = engine.params[0].constraint
+    assert constraint is not None
+    assert (constraint.kind, constraint.schema) == ("json_schema", {"type": "object"})
+    assert json.loads(writer.records[0].tokens.sampling_effective)["constrained"] == "json_schema"
 
 
 def test_an_engine_that_fails_in_a_stream_is_an_error_there() -> None:

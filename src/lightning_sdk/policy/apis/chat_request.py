@@ -56,6 +56,7 @@ _MESSAGE_NEUTRAL: Final[Neutral] = {
     "annotations": ([],),
     "audio": (),
     "function_call": (),
+    "parsed": (),
     "refusal": (),
 }
 
@@ -72,6 +73,8 @@ class FunctionCall(Strict):
 
     name: str
     arguments: str
+    # Written beside them by clients that parsed the answer.
+    parsed_arguments: Annotated[Any, Field(exclude=True)] = None
 
 
 class ToolCall(Strict):
