@@ -147,6 +147,20 @@ def test_a_draining_worker_finishes_what_runs_and_takes_no_more(listen: Listen, 
             assert outcome_of(runner) == ("succeeded", 1)
 
 
+def test_a_worker_that_is_ended_at_once_loses_what_runs_and_another_one_tries_it_again(
+    listen: Listen, tmp_path: Path
+) -> None:
+    target, until = listen(), tmp_path / "until"
+    with runner_on(target, f"{AGENTS}:waiting") as runner:
+        runner.submit(load_tasks([{"until": str(until)}]))
+        with remote_worker(target, "waiting") as worker:
+            wait_until(lambda: worker.running)
+        wait_until(lambda: runner.summary().states == {"waiting": 1} or runner.summary().retries == 1)
+        until.touch()
+        with remote_worker(target, "waiting"):
+            assert outcome_of(runner) == ("succeeded", 2)
+
+
 def test_a_late_result_of_an_old_lease_does_not_complete_the_next_attempt(listen: Listen) -> None:
     target = listen(Timing(2.5))
     with runner_on(target) as runner:
