@@ -5,6 +5,7 @@
 3. Killed, it leaves no child behind.
 4. A policy endpoint that is killed is started again and gets the present weights.
 5. Rollouts that hang are cut at their timeout and counted.
+6. Rollouts run on remote workers, which the run asks for.
 """
 
 from __future__ import annotations
@@ -212,3 +213,30 @@ def version(port: int) -> int | None:
             return json.load(answer)["policies"]["policy"]  # type: ignore[no-any-return]
     except OSError:
         return None
+
+
+def test_remote_workers_run_the_agents_that_a_run_asks_for(directory: Path) -> None:
+    settings = (*SMALL, "rollouts.kind=remote", "learning.rounds=2")
+    with training(directory, *new_run("guess"), settings=settings) as run:
+        assert run.process.stderr is not None
+        asked = "lsdk: waiting for workers: lsdk "
+        line = next(line for line in run.process.stderr if line.startswith(asked))
+        # What it says to type starts the worker.
+        command = line.removeprefix(asked).split()
+        worker = subprocess.Popen(
+            [sys.executable, "-m", "lightning_sdk", *command, "--slots", "2"],
+            cwd=directory,
+            env={
+                **os.environ,
+                "LIGHTNING_HOME": str(directory / "worker"),
+                "PYTHONPATH": str(Path(__file__).parents[1]),
+            },
+        )
+        try:
+            run.finish()
+        finally:
+            worker.kill()
+            worker.wait()
+    rounds = run.rounds()
+    assert [row["reward/rollouts"] for row in rounds] == [16, 16]
+    assert all(row["rollouts/lost"] == 0 for row in rounds)

@@ -8,6 +8,7 @@ With `max_age` 0 sampling and training take turns; with more, the next rounds' r
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -37,6 +38,8 @@ from lightning_sdk.training.stopping import StopReason
 # By `validation.sampling`.
 VALIDATION_SPLITS: Final = {"agent": "validation", "training": VALIDATION_AS_TRAINED_SPLIT}
 _LOOK_EVERY_S: Final = 0.2
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +144,8 @@ class Loop:
         """Say once what rollouts wait for, such as remote workers, and again when that is something else."""
         waits_for = self._parts.runner.waits_for
         if waits_for is not None and waits_for != self._told_wait:
-            self._parts.progress.say(waits_for)
+            # Also where nobody looks on: the run does not go on by itself.
+            _log.warning("%s", waits_for)
         self._told_wait = waits_for
 
     # -- training ------------------------------------------------------------------------------------------------
