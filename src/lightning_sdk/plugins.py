@@ -266,7 +266,8 @@ class TrainingRun:
     publisher: Publisher | None
     # How many published versions older than the policy the oldest call may be that a round trains on. The loop starts
     # rollouts so that none is older; a group that is all the same is dropped whole (`Selection.min_policy_version`).
-    max_age: int = 0
+    # None: there is no bound.
+    max_age: int | None = None
 
 
 @runtime_checkable

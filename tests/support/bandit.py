@@ -112,6 +112,7 @@ class BanditTrainer:
     def consume(self, groups: Iterable[Group]) -> Report:
         if self.engine.policy_version == self.fail_at:
             raise RuntimeError("the trainer was told to fail here")
+        assert self.run.max_age is not None
         selection = Selection(
             policies="|".join(self.run.policies),
             min_policy_version=self.engine.policy_version - self.run.max_age,

@@ -62,14 +62,15 @@ def test_rollouts_that_called_nobody_or_somebody_else_are_counted() -> None:
         group(
             episode(transition(policy="mine", tokens=3), transition(policy="mine", tokens=2)),
             episode(transition(policy=None)),
+            episode(replace(transition(policy=None), drop_reason="error")),
             episode(),
             replace(episode(), outcome="failed"),
         )
     ]
     told = metrics.rollout_metrics(groups, ["mine"])
-    assert told["rollouts/succeeded"] == 3
+    assert told["rollouts/succeeded"] == 4
     assert told["rollouts/failed"] == 1
-    assert told["rollouts/other_model"] == 1
+    assert told["rollouts/other_model"] == 1, "a call that failed was nobody's"
     assert told["rollouts/without_call"] == 2
     assert told["calls/calls"] == 2
     assert told["calls/sampled_tokens"] == 5

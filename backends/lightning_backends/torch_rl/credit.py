@@ -21,7 +21,7 @@ from lightning_sdk.mdp.select import Selection
 class Crediting:
     """Advantages of a run's groups. Names are resolved when it is made, so that a wrong one is found at once."""
 
-    def __init__(self, options: Options, *, max_tokens: int | None) -> None:
+    def __init__(self, options: Options, *, max_tokens: int | None, max_age: int | None) -> None:
         """Look everything up.
 
         Raises:
@@ -29,6 +29,7 @@ class Crediting:
         """
         self._options = options
         self._max_tokens = max_tokens
+        self._max_age = max_age if options.max_policy_age is None else options.max_policy_age
         self._credit = _named(options.credit, "credit")
         find_credit(self._credit)
         baseline = "dr_grpo" if options.loss == "dr_grpo" else options.baseline
@@ -72,7 +73,7 @@ class Crediting:
         return advantages, targets
 
     def _selection(self, policies: Mapping[str, TrainedPolicy]) -> Selection:
-        age = self._options.max_policy_age
+        age = self._max_age
         lengths = [policy.model.context_length for policy in policies.values()]
         limits = [limit for limit in (*lengths, self._max_tokens) if limit is not None]
         return Selection(

@@ -55,7 +55,7 @@ class Learner:
         self._options = options
         self._run = run
         self._publisher: Publisher = run.publisher
-        self._crediting = Crediting(options, max_tokens=run.max_tokens)
+        self._crediting = Crediting(options, max_tokens=run.max_tokens, max_age=run.max_age)
         torch.manual_seed(run.seed)
         self._generator = torch.Generator().manual_seed(run.seed)
         self._policies = {

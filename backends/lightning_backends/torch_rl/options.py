@@ -52,7 +52,8 @@ class Options:
     mask_truncated: bool = False
     # Pattern of the agents that are trained, such as "writer|rewriter*".
     agents: str | None = None
-    # How many versions older than the policy a call may be; one that is older drops its whole group.
+    # How many versions older than the policy a call may be; one that is older drops its whole group. None: the run's
+    # `max_age`, by which rollouts are started.
     max_policy_age: int | None = None
 
     loss: LossName = "ppo"

@@ -22,6 +22,8 @@ BAD_ROLLOUTS = tuple(
     f"rollouts/{name}"
     for name in ("failed", "truncated", "cancelled", "lost", "without_call", "other_model", "without_reward")
 )
+# Of calls that nobody answered: who would have is not known.
+_NO_ANSWER = ("error", "cancelled")
 # Shortest and longest rollouts that were left out are told apart by how many calls they have.
 _LENGTHS = ((1, "1_call"), (3, "2_to_3_calls"), (7, "4_to_7_calls"), (math.inf, "8_or_more_calls"))
 
@@ -99,7 +101,7 @@ def rollout_metrics(groups: Iterable[Group], policies: Iterable[str]) -> Metrics
             ours = [each for each in episode.transitions if each.policy in trained]
             if not episode.transitions:
                 counts["without_call"] += 1
-            elif not ours:
+            elif not ours and any(each.drop_reason not in _NO_ANSWER for each in episode.transitions):
                 counts["other_model"] += 1
             calls += len(ours)
             tokens += sum(len(each.response_token_ids or ()) for each in ours)
