@@ -159,10 +159,11 @@ def test_a_checkpoint_that_was_not_finished_does_not_count(tmp_path: Path) -> No
 
 def test_a_resumed_run_forgets_the_metrics_of_rounds_that_come_again(tmp_path: Path) -> None:
     with RunDirectory.create(Home.locate(tmp_path), "run-1", Settings()) as directory:
-        lines = [json.dumps({"kind": "round", "rounds_done": number}) for number in (1, 2, 3)]
+        rows = [("validation", 0), ("round", 1), ("round", 2), ("validation", 2), ("round", 3)]
+        lines = [json.dumps({"kind": kind, "rounds_done": number}) for kind, number in rows]
         directory.metrics.write_text("\n".join(lines) + '\n{"kind": "rou')
-        directory.forget_after(2)
-        assert directory.metrics.read_text().splitlines() == lines[:2]
+        directory.forget_after(RunState(rounds_done=2, validated_at=0))
+        assert directory.metrics.read_text().splitlines() == lines[:3]
 
 
 def test_a_run_is_held_by_one_process_at_a_time(tmp_path: Path) -> None:

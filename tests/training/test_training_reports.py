@@ -114,6 +114,23 @@ def test_samples_can_be_read(tmp_path: Path) -> None:
     assert "> assistant: d    [writer, mine v0, reward +1]" in path.read_text()
 
 
+def test_a_sample_tells_a_conversation_once() -> None:
+    first = transition(prompt="which letter?", content="hint")
+    asked = [
+        {"role": "user", "content": "which letter?"},
+        {"role": "assistant", "content": "hint", "refusal": None},
+        {"role": "user", "content": "it is d"},
+    ]
+    second = replace(transition(content="d"), observation={"messages": asked})
+    told = [line.strip() for line in as_text(episode(first, second)).splitlines()[1:]]
+    assert [line.partition("    ")[0] for line in told] == [
+        "user: which letter?",
+        "> assistant: hint",
+        "user: it is d",
+        "> assistant: d",
+    ]
+
+
 def test_no_number_that_json_has_not_is_in_the_metrics_file(tmp_path: Path) -> None:
     sinks = Sinks([], tmp_path / "metrics.jsonl", "run")
     sinks.write("round", 1, {"a": float("nan"), "b": 1.5})

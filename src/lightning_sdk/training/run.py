@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from lightning_sdk.client import runtime
-from lightning_sdk.errors import ConfigError, RunError
+from lightning_sdk.errors import ConfigError, LightningError, RunError
 from lightning_sdk.home import Home, StrPath
 from lightning_sdk.ids import new_id
 from lightning_sdk.mdp.air.config import rules_from_config
@@ -158,7 +158,7 @@ def _run(opened: _Opened, resume: bool) -> TrainingResult:
     settings, directory, exits = opened.settings, opened.directory, opened.exits
     found = directory.latest() if resume else None
     state = found[0] if found else RunState(versions=dict.fromkeys(settings.policies, 0))
-    directory.forget_after(state.rounds_done)
+    directory.forget_after(state)
     sinks = Sinks(settings.report.sinks, directory.metrics, directory.run_id)
     exits.callback(sinks.close)
     opened.progress.doing("starting")
@@ -204,7 +204,7 @@ def _drive(loop: Loop, directory: RunDirectory, trainer: Trainer) -> TrainingRes
     except BaseException as error:
         directory.tell(loop.state, "failed", error=str(error))
         curve.draw(directory.metrics, directory.run_id)
-        if isinstance(error, RunError):
+        if isinstance(error, LightningError):
             raise RunError(f"{error}; resume with: lsdk train --resume {directory.run_id}") from error
         raise
     curves = curve.draw(directory.metrics, f"{directory.run_id}: mean reward")

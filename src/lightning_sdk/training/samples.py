@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -46,15 +47,14 @@ def as_text(episode: Episode) -> str:
     lines = [f"=== rollout {episode.rollout_id}  task {episode.task_id}  {episode.outcome}  {reward}"]
     if episode.error:
         lines.append(f"    error: {episode.error}")
-    told: list[Any] = []
+    told: list[str] = []
     for transition in episode.transitions:
-        messages = list(transition.observation.get("messages") or ())
-        shared = 0
-        while shared < min(len(told), len(messages)) and told[shared] == messages[shared]:
-            shared += 1
-        lines += [f"  {_message(message)}" for message in messages[shared:]]
-        lines.append(f"  > {_message(transition.action or {})}    [{_facts(transition)}]")
-        told = [*messages, (transition.action or {}).get("message")]
+        messages = [_message(message) for message in transition.observation.get("messages") or ()]
+        shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(told, messages, strict=False)))
+        lines += [f"  {message}" for message in messages[shared:]]
+        said = _message(transition.action or {})
+        lines.append(f"  > {said}    [{_facts(transition)}]")
+        told = [*messages, said]
     return "\n".join(lines) + "\n"
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 from lightning_sdk.collector.address import read_announcement
 from lightning_sdk.collector.reader import RemoteReader
@@ -18,6 +20,10 @@ from lightning_sdk.policy.publisher import HttpPublisher
 from lightning_sdk.training.publishing import KeptPublisher
 from lightning_sdk.training.services import Service, free_port, is_healthy, without_settings
 from lightning_sdk.training.settings import Settings
+
+# In the run's directory: the last weights of each policy, and those that a started endpoint reads.
+_PUBLISHED: Final = "published"
+_WEIGHTS: Final = "weights"
 
 
 @dataclass
@@ -71,6 +77,9 @@ def open_stack(settings: Settings, home: Home, directory: Path, *, with_policies
         RunError: a service does not start.
     """
     with ExitStack() as exits:
+        # What was published is in a checkpoint, or in the models at the end.
+        for name in (_PUBLISHED, _WEIGHTS):
+            exits.callback(shutil.rmtree, directory / name, ignore_errors=True)
         stack = _collector(settings, home, directory, exits)
         if with_policies and settings.services.policy_endpoint is not None:
             _given_endpoint(settings, directory, stack)
@@ -135,13 +144,13 @@ def _given_endpoint(settings: Settings, directory: Path, stack: Stack) -> None:
     stack.policy_endpoint = url
     stack.policy_token = os.environ.get("LIGHTNING_POLICY_TOKEN") or None
     publisher = HttpPublisher(url, admin_token, weights_dir)
-    stack.publisher = KeptPublisher(publisher, directory / "published", wait_up=lambda: None)
+    stack.publisher = KeptPublisher(publisher, directory / _PUBLISHED, wait_up=lambda: None)
 
 
 def _start_endpoint(settings: Settings, home: Home, directory: Path, stack: Stack, exits: ExitStack) -> None:
     port = free_port()
     policy_token, admin_token = secrets.token_hex(16), secrets.token_hex(16)
-    weights_dir = directory / "weights"
+    weights_dir = directory / _WEIGHTS
     weights_dir.mkdir(exist_ok=True)
     stack.policy_endpoint = f"http://127.0.0.1:{port}/v1"
     stack.policy_token = policy_token
@@ -170,7 +179,7 @@ def _start_endpoint(settings: Settings, home: Home, directory: Path, stack: Stac
     )
     publisher = KeptPublisher(
         HttpPublisher(stack.policy_endpoint, admin_token, weights_dir),
-        directory / "published",
+        directory / _PUBLISHED,
         wait_up=service.wait_up,
     )
     stack.publisher = publisher

@@ -216,17 +216,21 @@ class RunDirectory:
             return None
         return RunState.from_json(_read_json(found[-1] / "state.json")), found[-1] / "trainer"
 
-    def forget_after(self, rounds_done: int) -> None:
-        """Cut off the metrics of rounds that a resumed run does again. A line that a kill cut short goes too."""
+    def forget_after(self, state: RunState) -> None:
+        """Cut off the metrics of what a resumed run does again. A line that a kill cut short goes too."""
         if not self.metrics.exists():
             return
+        last = {
+            "round": state.rounds_done,
+            "validation": -1 if state.validated_at is None else state.validated_at,
+        }
         kept = []
         for line in self.metrics.read_text().splitlines():
             try:
                 value = json.loads(line)
             except ValueError:
                 continue
-            if value["rounds_done"] <= rounds_done:
+            if value["rounds_done"] <= last[value["kind"]]:
                 kept.append(line)
         unfinished = self.metrics.with_suffix(".new")
         unfinished.write_text("".join(f"{line}\n" for line in kept))
