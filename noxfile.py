@@ -175,6 +175,7 @@ def vllm(session: nox.Session) -> None:
     session.install("--quiet", "--no-deps", str(wheel))
     session.install("--quiet", "-e", ".[torch]", *_group("test"))
     session.run("pytest", "tests/vllm/over_vllm.py", *session.posargs)
+    session.run("python", "benchmarks/serve.py")
 
 
 def _requirements_without_torch(wheel: Path) -> list[str]:

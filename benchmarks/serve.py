@@ -167,7 +167,6 @@ async def streams(url: str, model: str, seed: int) -> tuple[float, float]:
                 model=model,
                 messages=[{"role": "user", "content": QUESTION.format(number)}],
                 max_tokens=STREAM_TOKENS,
-                seed=number,
                 stream=True,
                 stream_options={"include_usage": True},
                 # As the endpoint asks vLLM: the comparison is about what stands in between.

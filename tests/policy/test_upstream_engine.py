@@ -19,11 +19,14 @@ from lightning_sdk.errors import ConfigError, PublishError
 from lightning_sdk.plugins import Probe
 from lightning_sdk.policy.engine import Constraint, Delta, Load, SamplingParams
 from lightning_sdk.policy.errors import ApiError
+from lightning_sdk.policy.policies import Policy
+from lightning_sdk.policy.recording import TokenRecorder
+from lightning_sdk.policy.sampling import SamplingRequest, decide_sampling
 from lightning_sdk.policy.upstream_engine.client import UpstreamClient
 from lightning_sdk.policy.upstream_engine.connecting import _look
 from lightning_sdk.policy.upstream_engine.engine import UpstreamEngine
 from support.fake_upstream import FakeUpstream, running
-from support.policy_fakes import END, ByteTokenizer
+from support.policy_fakes import END, ByteTokenizer, MemoryWriter
 
 PROMPT = list(b"cba")
 
@@ -117,6 +120,16 @@ async def test_every_sampling_value_is_said_so_that_no_default_of_the_model_coun
         "top_k": 3,
     }
     assert (asked["repetition_penalty"], asked["min_p"], asked["frequency_penalty"]) == (1, 0, 0)
+
+
+async def test_a_seed_that_nobody_asked_for_is_left_to_the_server(
+    engine: UpstreamEngine, upstream: FakeUpstream
+) -> None:
+    policy = Policy("p", engine, TokenRecorder(MemoryWriter(), "p"))
+    for asked, split, seed in ((None, None, None), (7, None, 7), (7, "train", None)):
+        params = decide_sampling(SamplingRequest(seed=asked), policy, split, 3)
+        [delta async for delta in engine.generate(PROMPT, 1, params)]
+        assert (params.seed, upstream.requests[-1].get("seed")) == (seed, seed)
 
 
 async def test_a_constraint_goes_there_as_a_response_format(

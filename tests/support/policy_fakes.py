@@ -89,6 +89,7 @@ class ScriptedEngine:
     vocabulary = 258
     shapes: frozenset[str] = frozenset()
     constrains = False
+    seeds_itself = False
     problem: str | None = None
 
     def __init__(self, *scripts: str, tokenizer: ByteTokenizer | None = None) -> None:

@@ -30,6 +30,7 @@ from lightning_sdk.plugins import Probe
 from lightning_sdk.policy.engine import Delta, SamplingParams
 from lightning_sdk.policy.policies import Policies, Policy
 from lightning_sdk.policy.recording import TokenRecorder
+from lightning_sdk.policy.sampling import SamplingRequest, decide_sampling
 from lightning_sdk.policy.upstream_engine import UpstreamEngine, connect_engine
 from lightning_sdk.records import unpack_float32, unpack_int32
 from support.policy_fakes import MemoryWriter, served
@@ -154,6 +155,22 @@ async def test_an_answer_by_the_endpoint_is_recorded_with_the_ids_that_were_samp
     expected = _plain(models[0], whole)[len(answer.prompt_token_ids) - 1 :]
     assert list(unpack_float32(record.tokens.choices[0].logprobs)) == pytest.approx(expected, abs=1e-3)
     assert json.loads(record.tokens.sampling_effective)["temperature"] == 1
+
+
+async def test_training_calls_with_prompts_that_are_read_in_pieces_do_not_end_vllm(
+    engine: UpstreamEngine, models: list[Path]
+) -> None:
+    """On a CPU a request with a seed does, where its prompt is read in pieces (vLLM 0.32)."""
+    policy = Policy("tiny", engine, TokenRecorder(MemoryWriter(), "tiny"))
+    params = decide_sampling(SamplingRequest(seed=7, max_tokens=4), policy, "train", 480)
+    # More tokens together than one step of vLLM takes.
+    prompts = [[1 + (place * step) % 200 for step in range(480)] for place in range(48)]
+
+    async def sample(prompt: list[int]) -> list[Delta]:
+        return [delta async for delta in engine.generate(prompt, 1, params)]
+
+    answers = await asyncio.gather(*map(sample, prompts))
+    assert all(deltas[-1].finish_reason for deltas in answers)
 
 
 async def test_json_of_a_schema_is_what_comes(engine: UpstreamEngine) -> None:

@@ -36,8 +36,9 @@ class SamplingParams:
 
     temperature: float
     top_p: float
-    # Choice i draws from a generator of its own, seeded by (seed, i), so that a seed repeats all choices.
-    seed: int
+    # Choice i draws from a generator of its own, seeded by (seed, i), so that a seed repeats all choices. None, where
+    # nobody asked for one: only for an engine that `seeds_itself`.
+    seed: int | None
     max_tokens: int
     # Sampling ends with the token that completes one of them; the text ends before it.
     stop: tuple[str, ...] = ()
@@ -129,6 +130,10 @@ class Engine(Protocol):
     @property
     def problem(self) -> str | None:
         """Why it can answer nothing any more, and what to do; None while it can."""
+
+    @property
+    def seeds_itself(self) -> bool:
+        """Whether it has random numbers of its own for requests without a seed."""
 
     @property
     def shapes(self) -> frozenset[str]:

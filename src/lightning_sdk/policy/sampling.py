@@ -79,7 +79,7 @@ def decide_sampling(
             asked.constraint_param,
             "this policy's engine cannot constrain sampling; only leaving it out or plain text is accepted",
         )
-    drawn = secrets.randbits(_SEED_BITS)
+    drawn = None if engine.seeds_itself else secrets.randbits(_SEED_BITS)
     if split in SPLITS_SAMPLED_AS_TRAINED:
         temperature, top_p, seed, shaping = policy.training.temperature, 1.0, drawn, {}
     else:

@@ -82,6 +82,7 @@ class TransformersEngine:
 
     shapes: frozenset[str] = frozenset()
     constrains = False
+    seeds_itself = False
     problem = None
 
     def __init__(

@@ -9,8 +9,10 @@ import torch
 from lightning_sdk.policy.engine import SampledToken, SamplingParams
 
 
-def make_generator(seed: int, choice: int) -> torch.Generator:
+def make_generator(seed: int | None, choice: int) -> torch.Generator:
     """The source of a choice's random numbers. On the CPU, so that a seed says the same on every device."""
+    if seed is None:
+        raise ValueError("this engine samples from a seed alone: draw one")
     # An odd multiplier keeps (seed, choice) pairs apart for all practical n; the mask fits what torch takes.
     return torch.Generator().manual_seed((seed + choice * 0x9E3779B97F4A7C15) & (2**63 - 1))
 

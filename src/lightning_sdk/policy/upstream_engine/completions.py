@@ -22,7 +22,6 @@ def request_body(model: str, prompt: Sequence[int], n: int, params: SamplingPara
         "max_tokens": params.max_tokens,
         "temperature": params.temperature,
         "top_p": params.top_p,
-        "seed": params.seed,
         "logprobs": params.top_logprobs,
         "return_token_ids": True,
         "return_tokens_as_token_ids": True,
@@ -30,6 +29,8 @@ def request_body(model: str, prompt: Sequence[int], n: int, params: SamplingPara
         **{name: neutral[0] for name, neutral in SHAPING.items()},
         **params.shaping,
     }
+    if params.seed is not None:
+        body["seed"] = params.seed
     if params.stop:
         body["stop"] = list(params.stop)
     if params.constraint is not None:

@@ -79,7 +79,7 @@ async def _tells_raw_logprobs(client: UpstreamClient, model: str) -> bool:
     for prompt in ([1, 2], [3], [5, 4, 3]):
         likeliest = []
         for temperature in (1.0, 0.5):
-            params = SamplingParams(temperature=temperature, top_p=1, seed=0, max_tokens=1, top_logprobs=1)
+            params = SamplingParams(temperature=temperature, top_p=1, seed=None, max_tokens=1, top_logprobs=1)
             answer = await client.complete(request_body(model, prompt, 1, params))
             (token,) = sampled_tokens(answer["choices"][0], 1)
             likeliest.append(token.top[0][1])

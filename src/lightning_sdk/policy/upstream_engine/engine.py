@@ -36,6 +36,8 @@ class UpstreamEngine:
 
     shapes = frozenset(SHAPING)
     constrains = True
+    # Generators by request are slow in vLLM, and on a CPU those of prompts that it reads in pieces end it.
+    seeds_itself = True
 
     def __init__(
         self,
