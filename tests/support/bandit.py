@@ -39,6 +39,8 @@ class BanditEngine:
     vocabulary = 258
     shapes: frozenset[str] = frozenset()
     constrains = False
+    seeds_itself = False
+    problem: str | None = None
 
     def __init__(self) -> None:
         self.tokenizer = ByteTokenizer()
