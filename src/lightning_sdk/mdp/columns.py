@@ -65,10 +65,12 @@ def encode_episode(episode: Episode) -> bytes | None:
     before, prompts = _shorten_prompts(transitions)
     responses = [each.response_token_ids for each in transitions]
     logprobs = [each.response_logprobs for each in transitions]
+    same, plain = _columns(transitions)
     head = {
         "episode": [getattr(episode, name) for name in _EPISODE_FIELDS],
         **{name: _rows(getattr(episode, name), kind) for name, kind in _EVENTS.items()},
-        "plain": [_column(transitions, name) for name in _PLAIN],
+        "same": same,
+        "plain": plain,
         "listed": [[getattr(each, name) for each in transitions] for name in _LISTED],
         "distinct": [_distinct([getattr(each, name) for each in transitions]) for name in _DISTINCT],
         "formats": _distinct([each.observation.get("response_format") for each in transitions]),
@@ -123,8 +125,8 @@ def _decode(columns: memoryview, load: Callable[[str, int], Sequence[Transition]
     head = orjson.loads(columns[_LENGTH_BYTES:start])
     shared = dict(zip(_EPISODE_FIELDS, head["episode"], strict=True))
     values: dict[str, Iterable[Any]] = {name: repeat(shared[name]) for name in _SHARED}
-    for name, column in zip(_PLAIN, head["plain"], strict=True):
-        values[name] = repeat(column["all"]) if type(column) is dict else column
+    values.update((name, repeat(value)) for name, value in head["same"].items())
+    values.update(head["plain"])
     values.update(zip(_LISTED, head["listed"], strict=True))
     for name, (said, which) in zip(_DISTINCT, head["distinct"], strict=True):
         values[name] = [said[at] for at in which]
@@ -160,10 +162,11 @@ def _rows(events: Sequence[Any], kind: type) -> list[list[Any]]:
     return [[getattr(event, name) for name in names] for event in events]
 
 
-def _column(transitions: Sequence[Transition], name: str) -> list[Any] | dict[str, Any]:
-    """The values of a field, once where they are all the same. None of them is a float."""
-    values = [getattr(each, name) for each in transitions]
-    return {"all": values[0]} if len(set(values)) == 1 else values
+def _columns(transitions: Sequence[Transition]) -> tuple[dict[str, Any], dict[str, list[Any]]]:
+    """The plain fields: the value of each that is the same for all, and the values of each other. None is a float."""
+    columns = {name: [getattr(each, name) for each in transitions] for name in _PLAIN}
+    same = {name: values[0] for name, values in columns.items() if len(set(values)) == 1}
+    return same, {name: values for name, values in columns.items() if name not in same}
 
 
 def _distinct(values: Sequence[Any]) -> tuple[list[Any], list[int]]:
@@ -213,7 +216,8 @@ def _whole_prompts(
         elif begins == _THE_SAME:
             prompts.append(prompts[-1])
         else:
-            prompts.append((prompts[begins] or _NO_IDS) + (responses[begins] or _NO_IDS) + added)
+            # The short ones first, so that the long one is copied once.
+            prompts.append((prompts[begins] or _NO_IDS) + ((responses[begins] or _NO_IDS) + added))
     return prompts
 
 
