@@ -10,9 +10,11 @@ ls.emit_reward(score)           # wherever the score is known
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 from lightning_sdk.client.decorators import trace_agent, trace_tool
+from lightning_sdk.client.propagation.http import extract, inject
 from lightning_sdk.client.rewards import annotate, emit_reward, last_call
 from lightning_sdk.client.rollout import current_rollout, rollout, truncate
 from lightning_sdk.client.runtime import flush, init, shutdown
@@ -25,8 +27,10 @@ __all__ = [
     "annotate",
     "current_rollout",
     "emit_reward",
+    "extract",
     "flush",
     "init",
+    "inject",
     "last_call",
     "rollout",
     "shutdown",
@@ -34,6 +38,12 @@ __all__ = [
     "trace_tool",
     "truncate",
 ]
+
+if "LIGHTNING_CONTEXT" in os.environ:
+    # We are a program that was started in a rollout.
+    from lightning_sdk.client.propagation.programs import adopt_environment
+
+    adopt_environment()
 
 
 def __getattr__(name: str) -> Any:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from lightning_sdk.client import integrations, runtime
 from lightning_sdk.client.config import load_config
+from lightning_sdk.client.propagation import patches
 from lightning_sdk.ids import new_producer
 from lightning_sdk.records import Record, SourcedRecord
 
@@ -127,18 +128,22 @@ def capture() -> Iterator[Capture]:
     _acquire()
     try:
         before, configured = integrations.selected(), runtime.configured()
+        carried = patches.installed()
         recording = runtime.Runtime(replace(load_config(), endpoint=""), explicit=True, memory=memory)
         recording.ready.set()
         runtime.push_capture(recording)
         try:
             integrations.select(None)
+            patches.install(recording.config.propagate)
             yield Capture(memory)
         finally:
             runtime.pop_capture(recording)
             after = runtime.configured()
             if after is configured or runtime.is_capturing():
                 integrations.select(before)
+                patches.install(carried)
             else:
+                patches.install(after is not None and after.config.propagate)
                 integrations.select(after.config.integrations if after is not None else ())
     finally:
         _release()

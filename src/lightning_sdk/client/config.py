@@ -39,9 +39,29 @@ class Config:
     # None: a fresh one for each init.
     run_id: str | None
     split: str | None
+    # Whether threads, pools, processes and programs that a rollout starts belong to it.
+    propagate: bool
 
 
 _OPTIONS = frozenset({"spool_dir", *(setting.name for setting in fields(Config))})
+
+
+# Settings of the process that this one was started by, in a rollout; for what nothing here says.
+_inherited: dict[str, str] = {}
+
+
+def inherit(settings: Mapping[str, str]) -> None:
+    """Take over settings of the process that started this one, where neither `init` nor a variable says another."""
+    _inherited.update((name, value) for name, value in settings.items() if name in _OPTIONS)
+
+
+def propagates() -> bool:
+    """What the environment says of `propagate`.
+
+    Raises:
+        ConfigError: neither yes nor no.
+    """
+    return _checked_flag("propagate", None)
 
 
 def load_config(**given: Any) -> Config:
@@ -131,6 +151,11 @@ def _settle(given: Mapping[str, Any], on_error: _OnError) -> Config:
         ),
         run_id=settled(lambda: _name(given, "run_id"), None, "the run gets a fresh id"),
         split=settled(lambda: _name(given, "split"), None, "rollouts are of no split"),
+        propagate=settled(
+            lambda: _checked_flag("propagate", given.get("propagate")),
+            True,
+            "rollouts go with what they start",
+        ),
     )
 
 
@@ -138,11 +163,28 @@ def _variable(name: str) -> str:
     return f"LIGHTNING_{name.upper()}"
 
 
+def _told(name: str) -> str | None:
+    """What the environment says of a setting, else the process that started this one."""
+    return os.environ.get(_variable(name)) or _inherited.get(name) or None
+
+
+def _checked_flag(name: str, given: object) -> bool:
+    """A setting that is on unless it is turned off."""
+    if given is None:
+        variable = os.environ.get(_variable(name), "").strip().lower()
+        if variable not in ("", "0", "1", "true", "false", "yes", "no", "on", "off"):
+            raise ConfigError(f"{_variable(name)}={variable!r} is neither yes nor no: expected 1 or 0")
+        return variable not in ("0", "false", "no", "off")
+    if not isinstance(given, bool):
+        raise ConfigError(f"{name}={given!r} is neither yes nor no: expected True or False")
+    return given
+
+
 def _text(given: Mapping[str, Any], name: str, *, empty_ok: bool = False) -> str | None:
     """What is given, else a non-empty variable; None where there is neither."""
     value = given.get(name)
     if value is None:
-        return os.environ.get(_variable(name)) or None
+        return _told(name)
     if not isinstance(value, str):
         raise ConfigError(f"{name}={value!r} is a {type(value).__name__}: expected a string")
     if not value.strip() and not empty_ok:
@@ -159,6 +201,8 @@ def _name(given: Mapping[str, Any], name: str) -> str | None:
 
 
 def _checked_path(name: str, given: StrPath | None) -> StrPath | None:
+    if given is None and not os.environ.get(_variable(name)):
+        given = _inherited.get(name)
     if given is not None and not isinstance(given, str | os.PathLike):
         raise ConfigError(f"{name}={given!r} is a {type(given).__name__}: expected a path")
     if given is not None and not str(given):
@@ -175,7 +219,7 @@ def _checked_endpoint(endpoint: str) -> str:
 def _checked_token(given: Mapping[str, Any], name: str) -> str | None:
     token = given.get(name)
     if token is None:
-        token = os.environ.get(_variable(name)) or None
+        token = _told(name)
     elif not isinstance(token, str):
         # It may be a secret all the same.
         raise ConfigError(f"{name} is a {type(token).__name__}: expected a string")
@@ -192,11 +236,7 @@ def _checked_agents(
     given: Mapping[str, Any], policy_endpoint: str, integrations: tuple[str, ...] | None
 ) -> AgentPolicies:
     option = given.get("agents")
-    agents = (
-        agents_of_variable(os.environ.get(_variable("agents"), ""))
-        if option is None
-        else checked_agents(option)
-    )
+    agents = agents_of_variable(_told("agents") or "") if option is None else checked_agents(option)
     if not agents:
         return ()
     named = "|".join(pattern for pattern, _ in agents)

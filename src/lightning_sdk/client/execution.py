@@ -134,6 +134,9 @@ class AgentExecution(Execution):
         parent = scope.current()
         if parent is None:
             parent = self._top = begin_rollout(runtime.active())
+        else:
+            # It may be the first thing that this process records, of a rollout that began elsewhere.
+            runtime.active_for(parent.rollout)
         rollout = parent.rollout
         self._span = ScopeSpan.start(self._agent, rollout.rollout_id)
         started = scope.Scope(rollout, scope_id=new_id("sc"), agent=self._agent, parent=parent)

@@ -3,7 +3,7 @@ again.
 
 A broken or unwilling integration is a state that `lsdk doctor` shows, never an error in the agent. No lock of
 ours is held while an integration is loaded or installed: both import modules, and imports have locks of their
-own.
+own. (The one that keeps a fork out of an import is waited for only so long.)
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Literal
 
 from lightning_sdk import plugins
 from lightning_sdk.client import faults
+from lightning_sdk.client.forks import undivided_import
 from lightning_sdk.errors import PluginError
 
 # installed: patched; waiting: its library is not imported yet; off: not chosen; absent: the library is not
@@ -113,7 +114,8 @@ def status() -> list[IntegrationStatus]:
 
 def _discover() -> dict[str, _Slot]:
     with faults.guard("discover_integrations"):
-        found = plugins.discover(plugins.INTEGRATIONS)
+        with undivided_import():
+            found = plugins.discover(plugins.INTEGRATIONS)
         with _lock:
             for plugin in found:
                 slot = _slots.setdefault(plugin.name, _Slot(plugin))
@@ -128,7 +130,8 @@ def _discover() -> dict[str, _Slot]:
 def _load(slot: _Slot) -> plugins.Integration | None:
     if slot.integration is None and not slot.broken:
         try:
-            integration = slot.plugin.load()()
+            with undivided_import():
+                integration = slot.plugin.load()()
             if not isinstance(integration, plugins.Integration):
                 raise PluginError(f"{slot.plugin.value} is no integration: it lacks a name of the protocol")
             slot.integration = integration

@@ -167,7 +167,7 @@ def append_outside(runtime: Runtime, began: Moment, record: Record) -> None:
 def start_rollout(rollout: Rollout, metadata: Mapping[str, Any], span: SpanIds) -> None:
     """Write the rollout's start. Until `end_rollout` its top counts as an open scope here."""
     began = unticked(span)
-    config = rollout.origin.config
+    config = active_for(rollout).config
     start = RolloutStart(
         project=config.project,
         run_id=rollout.run_id,
@@ -304,6 +304,8 @@ def _member(rollout: Rollout) -> Membership | None:
         join.parent_order = before.last_order
         if before.pid != membership.pid:
             rollout.open_scopes = 0
+    elif rollout.parent is not None:
+        join.parent_producer, join.parent_order = rollout.parent
     rollout.membership = rollout.memberships[sink] = membership
     _write(membership, rollout, "", unticked(), Record(join=join))
     return membership

@@ -21,6 +21,7 @@ _MODULES: Final = (
     "lightning_sdk.client.integrations",
     "lightning_sdk.client.journal",
     "lightning_sdk.client.producer",
+    "lightning_sdk.client.propagation.patches",
     "lightning_sdk.client.recorder",
     "lightning_sdk.plugins",
 )

@@ -113,10 +113,12 @@ class Runtime:
     def install(self) -> None:
         """Put its integrations in place, then let other threads record."""
         from lightning_sdk.client import integrations
+        from lightning_sdk.client.propagation import patches
 
         waiting = self.ready
         try:
             if not self.captured and not is_capturing():
+                patches.install(self.config.propagate)
                 integrations.select(self.config.integrations)
         except BaseException as error:
             if not isinstance(error, Exception) or faults.is_of_agent(error):
@@ -214,6 +216,7 @@ def init(
     agents: str | Mapping[str, str | None] | None = None,
     run_id: str | None = None,
     split: str | None = None,
+    propagate: bool | None = None,
 ) -> None:
     """Choose how this process records. Optional: the first traced execution does it with the defaults.
 
@@ -238,6 +241,7 @@ def init(
             first that matches counts. The others keep their model. Default: none.
         run_id: the run that rollouts belong to. Default: a fresh one.
         split: the part of a data set that rollouts belong to, such as "train".
+        propagate: whether threads, pools, processes and programs that a rollout starts belong to it. Default: True.
 
     Raises:
         ConfigError: a value cannot be used.
@@ -301,6 +305,8 @@ def active_for(rollout: Rollout) -> Runtime:
     A rollout that began in a capture which is closed is still written there: it concerns nobody else.
     """
     captures, origin = _captures, rollout.origin
+    if origin is None:
+        return captures[-1] if captures else active()
     if origin.captured and origin not in captures:
         return origin
     return captures[-1] if captures else _active or origin
@@ -385,12 +391,14 @@ def shutdown(timeout: float = _EXIT_TIMEOUT_S) -> bool:
     """
     global _active
     from lightning_sdk.client import integrations
+    from lightning_sdk.client.propagation import patches
 
     with _lock:
         runtime, _active = _active, None
     with faults.guard("shutdown"):
         if not is_capturing():
             integrations.uninstall_all()
+            patches.uninstall()
         return runtime is None or runtime.close(timeout)
     return False
 

@@ -14,6 +14,7 @@ import threading
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 
 if TYPE_CHECKING:
     from lightning_sdk.client.journal import Membership
@@ -47,6 +48,7 @@ class Rollout:
     """One execution of the agent on a task, as this process knows it."""
 
     __slots__ = (
+        "__weakref__",
         "attempt",
         "ended",
         "group_id",
@@ -54,6 +56,7 @@ class Rollout:
         "memberships",
         "open_scopes",
         "origin",
+        "parent",
         "pid",
         "rollout_id",
         "run_id",
@@ -64,7 +67,7 @@ class Rollout:
 
     def __init__(
         self,
-        origin: Runtime,
+        origin: Runtime | None,
         *,
         rollout_id: str,
         attempt: int,
@@ -72,17 +75,22 @@ class Rollout:
         run_id: str,
         task_id: str | None,
         split: str | None,
+        parent: tuple[bytes, int] | None = None,
     ) -> None:
-        # The runtime in which it began: a rollout that began in a capture() is never written elsewhere.
+        # The runtime in which it began: a rollout that began in a capture() is never written elsewhere. None:
+        # it began in another process.
         self.origin = origin
+        # Who wrote there last in that process, and the order of that.
+        self.parent = parent
         self.rollout_id = rollout_id
         self.attempt = attempt
         self.group_id = group_id
         self.run_id = run_id
         self.task_id = task_id
         self.split = split
-        # The process that will write its end, whether it has, and what is known by then to have cut it off.
-        self.pid = os.getpid()
+        # The process that will write its end (0: one that began it elsewhere), whether it has, and what is known by
+        # then to have cut it off.
+        self.pid = os.getpid() if origin is not None else 0
         self.ended = False
         self.truncation_reason = ""
         # This process's part in it, which belongs to journal.py and changes only under its lock: the
@@ -90,12 +98,22 @@ class Rollout:
         self.membership: Membership | None = None
         self.memberships: dict[Sink, Membership] = {}
         self.open_scopes = 0
+        _rollouts[rollout_id, attempt] = self
 
     def handle(self) -> RolloutHandle:
         """What a user may know of it."""
         return RolloutHandle(
             self.rollout_id, self.attempt, self.group_id, self.run_id, self.task_id, self.split
         )
+
+
+# Each attempt that is known here, as long as anything refers to it.
+_rollouts: WeakValueDictionary[tuple[str, int], Rollout] = WeakValueDictionary()
+
+
+def known_rollout(rollout_id: str, attempt: int) -> Rollout | None:
+    """The rollout of that id, if this process has to do with it."""
+    return _rollouts.get((rollout_id, attempt))
 
 
 class Scope:
