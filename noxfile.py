@@ -39,10 +39,13 @@ def quickstart(session: nox.Session) -> None:
 
 @nox.session(python="3.11")
 def learn(session: nox.Session) -> None:
-    """A tiny policy learns to use a tool, from three seeds; fails where one does not."""
+    """A tiny policy learns to use a tool, from three seeds; then SmolLM2-135M a calculator, from two."""
     session.install("--quiet", TORCH)
     session.install("--quiet", ".[torch]", *_group("quickstart"))
-    session.run("python", "examples/tiny_rl/main.py", "--seeds", *(session.posargs or ["0", "1", "2"]))
+    if "calculator" not in session.posargs:
+        session.run("python", "examples/tiny_rl/main.py", "--seeds", "0", "1", "2")
+    if "tiny" not in session.posargs:
+        session.run("python", "examples/calculator/main.py", "--seeds", "0", "1")
 
 
 @nox.session(python="3.11")

@@ -69,3 +69,7 @@ def _convert(folder: Path, target: Path) -> None:
     plain.generation_config = loaded.generation_config
     plain.save_pretrained(target)
     tokenizer.save_pretrained(target)
+
+
+if __name__ == "__main__":
+    print(cached_model(lambda step: print(f"model: {step}", file=sys.stderr)))
