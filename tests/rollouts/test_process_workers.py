@@ -196,6 +196,21 @@ def test_the_same_rollout_draws_the_same_numbers_and_another_one_others(tmp_path
     assert returns[0][0] != returns[0][1]
 
 
+def test_an_agent_does_not_get_the_tokens_of_whoever_publishes_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ["LIGHTNING_ADMIN_TOKEN", "LIGHTNING_UPSTREAM_TOKEN", "KEY_OF_THE_AGENT"]
+    for name in names:
+        monkeypatch.setenv(name, "secret")
+    workers = ProcessWorkers(1, environment=environment(tmp_path))
+    options = RunOptions(agent="support.rollout_agents:telling_its_variables")
+    with Runner(workers, options, home=tmp_path) as runner:
+        runner.submit(load_tasks([{"id": "a", "names": names}]))
+        runner.run()
+    (episode,) = episodes(tmp_path).values()
+    assert [dict(each.components) for each in episode.rewards] == [{"KEY_OF_THE_AGENT": 1.0}]
+
+
 def test_a_worker_whose_runner_was_killed_dies_too(tmp_path: Path) -> None:
     program = (
         "from lightning_sdk.rollouts.runner import *; from lightning_sdk.rollouts.tasks import load_tasks\n"

@@ -114,6 +114,11 @@ def hanging_in_c(task: Any) -> None:
     ctypes.PyDLL(None).sleep(1000)  # never lets go of the interpreter
 
 
+def telling_its_variables(task: Any) -> None:
+    """Which of the variables that the task names it has."""
+    ls.emit_reward({name: 1.0 for name in task["names"] if name in os.environ} or {"none": 0.0})
+
+
 def waiting(task: Any) -> None:
     """Until a file is there."""
     ls.emit_reward(1.0)

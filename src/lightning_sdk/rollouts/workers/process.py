@@ -20,6 +20,8 @@ from lightning_sdk.rollouts.job import Job, Outcome, Result, ended_outside
 # How long the import of the agent may take, which is not part of its timeout.
 START_TIMEOUT_S: Final = 600.0
 _MAX_LINE_BYTES: Final = 16 << 20
+# Of whoever runs the agent, not of the agent: with these it could publish weights, or use the upstream's key.
+NOT_FOR_AGENTS: Final = ("LIGHTNING_ADMIN_TOKEN", "LIGHTNING_UPSTREAM_TOKEN")
 
 Ending = Literal["timeout", "cancelled", "died"]
 
@@ -35,7 +37,7 @@ class WorkerProcess:
         Args:
             name: what its results say where they ran.
             output: the file that what the agent prints is appended to; None: nowhere.
-            environment: variables beside ours.
+            environment: variables beside ours, of which it gets all but NOT_FOR_AGENTS.
             wake_fd: readable when somebody wants something while we wait.
         """
         self.name = name
@@ -52,7 +54,7 @@ class WorkerProcess:
                 stdout=log,
                 stderr=log,
                 pass_fds=(jobs_read, answers_write),
-                env={**os.environ, **environment},
+                env={**_for_agents(os.environ), **environment},
                 start_new_session=True,
             )
         except BaseException:
@@ -207,6 +209,10 @@ class WorkerProcess:
         if self._jobs_fd >= 0:
             os.close(self._jobs_fd)
             self._jobs_fd = -1
+
+
+def _for_agents(variables: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in variables.items() if name not in NOT_FOR_AGENTS}
 
 
 def _message(line: bytes) -> dict[str, Any]:

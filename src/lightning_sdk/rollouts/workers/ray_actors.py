@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Final
 from lightning_sdk.errors import ConfigError, RunError
 from lightning_sdk.rollouts.job import Job, Result, cancelled, ended_outside
 from lightning_sdk.rollouts.workers.base import Workers
+from lightning_sdk.rollouts.workers.process import NOT_FOR_AGENTS
 
 # What an actor's process gets of our environment: where records go, and how.
 _CARRIED: Final = "LIGHTNING_"
@@ -137,7 +138,11 @@ class RayWorkers(Workers):
             self._ray.shutdown()
 
     def _start_actor(self) -> Any:
-        environment = {name: value for name, value in os.environ.items() if name.startswith(_CARRIED)}
+        environment = {
+            name: value
+            for name, value in os.environ.items()
+            if name.startswith(_CARRIED) and name not in NOT_FOR_AGENTS
+        }
         # Two calls at once, so that a cancellation reaches an actor that runs something.
         remote = self._ray.remote(max_concurrency=2, scheduling_strategy="SPREAD")(_Actor)
         actor = remote.remote(str(Path.cwd()), environment)
@@ -165,7 +170,8 @@ class RayWorkers(Workers):
                 result = cancelled(job, self.kind, "it was cancelled by Ray")
             except Exception as error:  # whatever Ray says of an actor that is no more
                 self._actors.remove(actor)
-                message = f"its Ray actor died: {str(error).strip().splitlines()[0]}"
+                reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+                message = f"its Ray actor died: {reason}"
                 result = ended_outside(job, "lost", "WorkerLost", message, worker=self.kind)
             else:
                 self._free.append(actor)
