@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 
 from lightning_sdk.training.publishing import KeptPublisher
-from lightning_sdk.training.services import Service, free_port, is_healthy
+from lightning_sdk.training.services import Service, free_port, is_healthy, listens
 from support.bandit import install_plugin
 from support.tiny_model import save_tiny_model
 from support.waiting import wait_until
@@ -201,6 +201,30 @@ def test_a_killed_endpoint_is_started_again_with_the_present_weights(directory: 
         wait_until(lambda: service.restarted == 1 and version(port) == 7, PATIENCE_S)
         publisher.publish("policy", model, version=8)
         assert version(port) == 8
+    finally:
+        service.close()
+
+
+def test_a_service_that_died_just_now_is_waited_for_although_nobody_has_seen_it_yet(directory: Path) -> None:
+    port = free_port()
+    service = Service(
+        "collect",
+        ["collect", "--home", str(directory / "home"), "--port", str(port)],
+        port=port,
+        is_ready=lambda: listens(port),
+        log=directory / "collect.log",
+        environment=os.environ,
+        restarts=1,
+        start_timeout_s=PATIENCE_S,
+    )
+    service.start()
+    try:
+        assert service.pid is not None
+        os.kill(service.pid, signal.SIGKILL)
+        wait_until(lambda: not listens(port), PATIENCE_S)
+        service.wait_up()
+        assert service.restarted == 1
+        assert listens(port)
     finally:
         service.close()
 

@@ -106,8 +106,11 @@ class Service:
         Raises:
             RunError: it could not be.
         """
-        while not self._up.wait(_LOOK_EVERY_S):
+        # One that died a moment ago counts as up until the watcher has seen it: so its port is asked too.
+        while not (self._up.wait(_LOOK_EVERY_S) and listens(self.port)):
             self.check()
+            if self._closing.wait(_LOOK_EVERY_S):
+                return
 
     def close(self) -> None:
         """End it. Idempotent."""
@@ -171,6 +174,9 @@ class Service:
                     self._on_restart()
             except LightningError as error:
                 self._failure = error
+                return
+            except OSError as error:
+                self._failure = RunError(f"lsdk {self.name} died and cannot be started again: {error}")
                 return
 
     def _end(self) -> None:
