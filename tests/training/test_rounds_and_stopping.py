@@ -192,3 +192,18 @@ def test_a_run_id_is_taken_once_and_an_unknown_one_is_told(tmp_path: Path) -> No
         RunDirectory.create(home, "../run", Settings()),
     ):
         pass
+
+
+@pytest.mark.parametrize("run_id", ["../run", "my run", ".hidden", "läufer", ""])
+def test_a_run_id_that_the_journal_refuses_is_refused_before_anything_is_made(
+    tmp_path: Path, run_id: str
+) -> None:
+    home = Home.locate(tmp_path / "home")
+    with (
+        pytest.raises(ConfigError, match="cannot name a directory"),
+        RunDirectory.create(home, run_id, Settings()),
+    ):
+        pass
+    with pytest.raises(ConfigError, match="cannot name a directory"):
+        RunDirectory.stored_settings(home, run_id)
+    assert not home.path.exists()

@@ -111,6 +111,12 @@ def test_agents_lead_to_policies_and_every_policy_has_agents(agents: dict[str, s
     assert told in str(refused.value)
 
 
+@pytest.mark.parametrize("name", ["../elsewhere", "org/model", ".", "", "two words", "50%", "größe"])
+def test_the_name_of_a_policy_can_be_a_directory_and_stand_in_a_header(name: str) -> None:
+    with pytest.raises(ConfigError, match="cannot be a policy's name: use letters"):
+        check({"policies": {name: "a"}})
+
+
 def test_an_exporter_is_refused_as_a_trainer_with_what_to_do_instead() -> None:
     with pytest.raises(
         ConfigError, match=r"'jsonl' does not train: .*`lsdk run`.*`lsdk export --backend jsonl`"

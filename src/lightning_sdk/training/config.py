@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -18,6 +19,8 @@ from lightning_sdk.training.settings import ONE_POLICY, Settings
 # The standard library has it from 3.11 on, and the [server] extra what it was before.
 _toml: Final[Any] = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
 
+# A policy's name goes into a header and a URL, and names directories.
+_POLICY_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 # Paths in a file are meant from its directory.
 _PATHS: Final = (("run", "tasks"), ("validation", "tasks"), ("services", "weights_dir"))
 
@@ -167,6 +170,11 @@ def _settle_paths(settings: Settings) -> Settings:
 def _settle_policies(settings: Settings) -> Settings:
     """Route all agents to the one policy where nobody said otherwise, and refuse what leads nowhere."""
     policies, agents = settings.policies, settings.agents
+    for name in policies:
+        if not _POLICY_NAME.fullmatch(name):
+            raise ConfigError(
+                f"[policies] {name!r} cannot be a policy's name: use letters, digits, _ . and -, at most 128"
+            )
     if not agents and len(policies) == 1:
         return settings.model_copy(update={"agents": {"*": next(iter(policies))}})
     for pattern, policy in agents.items():

@@ -24,7 +24,7 @@ from typing import Any, Final
 
 from lightning_sdk.errors import ConfigError, RunError
 from lightning_sdk.home import Home
-from lightning_sdk.ids import unfit
+from lightning_sdk.rollouts.journal import run_directory
 from lightning_sdk.training.settings import Settings
 from lightning_sdk.training.stopping import Stopping
 
@@ -93,9 +93,8 @@ class RunDirectory:
         Raises:
             ConfigError: the id cannot name a directory, or is taken.
         """
-        _check_run_id(run_id)
+        directory = cls(_path_of(home, run_id))
         home.ensure()
-        directory = cls(_runs(home) / run_id)
         _runs(home).mkdir(mode=0o700, exist_ok=True)
         directory.path.mkdir(mode=0o700, exist_ok=True)
         with directory._held():
@@ -116,7 +115,7 @@ class RunDirectory:
             RunError: another process holds it.
         """
         cls.stored_settings(home, run_id)
-        directory = cls(_runs(home) / run_id)
+        directory = cls(_path_of(home, run_id))
         with directory._held():
             yield directory
 
@@ -127,7 +126,7 @@ class RunDirectory:
         Raises:
             ConfigError: there is no such run.
         """
-        path = _runs(home) / run_id / "config.json"
+        path = _path_of(home, run_id) / "config.json"
         if not path.is_file():
             known = sorted(each.parent.name for each in _runs(home).glob("*/config.json"))
             raise ConfigError(
@@ -241,12 +240,11 @@ def _runs(home: Home) -> Path:
     return home.path / "runs"
 
 
-def _check_run_id(run_id: str) -> None:
-    reason = unfit(run_id)
-    if reason is None and (not run_id or run_id.startswith(".") or "/" in run_id or not run_id.isprintable()):
-        reason = "cannot name a directory"
-    if reason is not None:
-        raise ConfigError(f"the run id {run_id!a} {reason}: give letters, digits and dashes")
+def _path_of(home: Home, run_id: str) -> Path:
+    try:
+        return run_directory(home, run_id)
+    except RunError as error:
+        raise ConfigError(str(error)) from None
 
 
 def _read_json(path: Path) -> dict[str, Any]:
