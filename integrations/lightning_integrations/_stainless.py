@@ -260,7 +260,6 @@ class StainlessPatches:
     def __init__(self, sdk: Sdk) -> None:
         self.sdk = sdk
         self.user_agent = f"lightning_sdk ({sdk.name})"
-        self._package: Any = None
         paths = "|".join(sorted(map(re.escape, sdk.apis), key=len, reverse=True))
         self._path = re.compile(rf"{sdk.before_path}/({paths})/?")
         self._current: ContextVar[_Call | None] = ContextVar(f"lightning_{sdk.name}_call", default=None)

@@ -139,7 +139,6 @@ def sample(rollout: int, tokens_by_call: tuple[int, ...]) -> Sample:
         call_K=np.repeat(np.arange(len(tokens_by_call)), tokens_by_call),
         advantage_K=np.ones(tokens),
         behaviour_K=np.zeros(tokens),
-        version_K=np.zeros(tokens, dtype=np.int64),
         target_C=np.zeros(len(tokens_by_call)),
     )
 

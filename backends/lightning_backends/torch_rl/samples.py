@@ -26,7 +26,6 @@ class Sample:
         place_K: where each trained token stands in the row, so that it is predicted from `place_K - 1`.
         call_K: which of the row's calls it belongs to, 0 to C - 1.
         behaviour_K: log probability of the sampler; NaN where not known.
-        version_K: policy version that sampled it; -1 where not known.
         target_C: what the value before each call should be; NaN without a critic.
     """
 
@@ -37,7 +36,6 @@ class Sample:
     call_K: NDArray[np.int64]
     advantage_K: Floats
     behaviour_K: Floats
-    version_K: NDArray[np.int64]
     target_C: Floats
     old_K: Floats | None = field(default=None)
     reference_K: Floats | None = field(default=None)
@@ -79,7 +77,6 @@ def make_samples(rows: Iterable[Row], targets: dict[tuple[str, int], float] | No
                 call_K=call_K.astype(np.int64),
                 advantage_K=row.advantages_T[place_K],
                 behaviour_K=row.behaviour_logprobs_T[place_K].astype(np.float64),
-                version_K=row.policy_versions_T[place_K],
                 target_C=np.array([(targets or {}).get(row.calls[at], np.nan) for at in kept]),
             )
         )

@@ -5,7 +5,7 @@
     {"type": "started", "rollout_id": …, "attempt": 1}
     {"type": "ended", "state": "succeeded", "result": {…}}
     {"type": "reopened", "rollout_id": …}
-    {"type": "stopped" | "aborted", "reason": …}
+    {"type": "stopped", "reason": …}
 
 A line is one `write(2)`: it survives the death of the process. A line that was cut short by a crash is the last one;
 whoever opens the journal again ends it, and it is passed over. The writer holds an exclusive `flock`. No secret is in
