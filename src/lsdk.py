@@ -16,11 +16,13 @@ _MARK = 'DISTRIBUTION = "agent-lightning-sdk"'
 
 # What the command line imports of each distribution in the [server] extra.
 SERVER_MODULES = {
+    "aiohttp": "aiohttp",
     "click": "click",
     "numpy": "numpy",
     "opentelemetry-proto": "opentelemetry.proto",
     "orjson": "orjson",
     "packaging": "packaging",
+    "prometheus-client": "prometheus_client",
     "pydantic": "pydantic",
     "rich": "rich",
     "starlette": "starlette",

@@ -91,8 +91,8 @@ def test_a_base_install_is_told_which_extra_it_needs(site: Path) -> None:
     assert result.returncode == 2
     tomli = "tomli, " if sys.version_info < (3, 11) else ""
     assert result.stderr == (
-        "lsdk: the command line needs click, numpy, opentelemetry-proto, orjson, packaging, pydantic, rich, "
-        f"starlette, {tomli}uvicorn, which the base install leaves out: "
+        "lsdk: the command line needs aiohttp, click, numpy, opentelemetry-proto, orjson, packaging, "
+        f"prometheus-client, pydantic, rich, starlette, {tomli}uvicorn, which the base install leaves out: "
         "run `pip install 'agent-lightning-sdk[server]'`\n"
     )
 
