@@ -160,6 +160,21 @@ def test_one_that_cannot_be_kept_is_tried_once(store: SqliteStore, path: Path) -
     assert list(store.read_episodes(ALL)) == plainly(store)
 
 
+def test_a_fault_of_ours_in_one_keeps_no_other_from_being_kept(
+    store: SqliteStore, path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails_once(episode: Episode) -> bytes | None:
+        monkeypatch.undo()
+        raise KeyError(episode.rollout_id)
+
+    for name in ("a", "b"):
+        add(store, one_rollout(name).records)
+    monkeypatch.setattr("lightning_sdk.collector.store.sqlite_read.encode_episode", fails_once)
+    assert [store.keep_episodes(10), store.keep_episodes(10), kept(path)] == [2, 0, 1]
+    assert "cannot be laid out" in caplog.text
+    assert list(store.read_episodes(ALL)) == plainly(store)
+
+
 def test_a_query_is_answered_the_same(store: SqliteStore) -> None:
     for name in ("a", "b", "c"):
         add(store, one_rollout(name).records)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import sqlite3
 from collections.abc import Iterable, Iterator
 from contextlib import closing
@@ -20,6 +21,8 @@ from lightning_sdk.errors import WireError
 from lightning_sdk.mdp import Episode, assemble
 from lightning_sdk.mdp.columns import can_decode, encode_episode
 from lightning_sdk.records import SourcedRecord, parse_record
+
+_log = logging.getLogger(__name__)
 
 _PAGE_ROLLOUTS: Final = 256
 # Greater than every character that may follow a prefix.
@@ -238,6 +241,10 @@ def _read_rollout(connection: sqlite3.Connection, no: int) -> _StoredRollout | N
 def _lay_out(rollout: _StoredRollout) -> bytes | None:
     try:
         episodes = assemble(rollout.sourced())
+        return encode_episode(episodes[0]) if len(episodes) == 1 else None
     except WireError:
         return None
-    return encode_episode(episodes[0]) if len(episodes) == 1 else None
+    except Exception:
+        # A fault of ours, which readers meet where they assemble: it must not keep others from being laid out.
+        _log.exception("a rollout cannot be laid out, and is left to its readers to assemble")
+        return None
