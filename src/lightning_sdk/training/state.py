@@ -6,7 +6,11 @@ metrics.jsonl          a line a round, and a line a validation
 checkpoints/round-000010/state.json     what a resumed run goes on from
 checkpoints/round-000010/trainer/       written by the trainer
 samples/               rollouts to read
+models/, best/         models at the end, and those of the best validation
 trainer/               the trainer's own
+published/, weights/   while it runs: what was published last, and what a started endpoint reads
+journal.jsonl          its rollouts (rollouts/journal.py)
+lock                   held by the process that runs it
 curve.svg, curve.png   rewards by round
 """
 
