@@ -49,6 +49,14 @@ def learn(session: nox.Session) -> None:
 
 
 @nox.session(python="3.11")
+def ablation(session: nox.Session) -> None:
+    """Statistics over rollouts against rows, and three credits: twelve runs, about half an hour on two idle cores."""
+    session.install("--quiet", TORCH)
+    session.install("--quiet", ".[torch]", *_group("quickstart"))
+    session.run("python", "examples/ablation/main.py", *session.posargs)
+
+
+@nox.session(python="3.11")
 def tests(session: nox.Session) -> None:
     """The whole suite, on the extras that it needs."""
     session.install("--quiet", TORCH)

@@ -7,6 +7,7 @@ how turns look, and is right in one of five. That is where reinforcement learnin
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -23,11 +24,13 @@ TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<assistant>' }}{% endif %}"
 )
 WARM_STEPS = 200
+# Draws a rollout to imitate: its turns, each with its prompt.
+Demonstrate = Callable[[random.Random], list[tuple[str, str]]]
 # How often a demonstration searches for the right key, and how often it gives the answer that was found.
 RIGHT = 0.5
 
 
-def make_model(directory: Path, seed: int) -> float:
+def make_model(directory: Path, seed: int, demonstrate: Demonstrate | None = None) -> float:
     """Write the warm-started model as a Hugging Face directory; the loss at the end."""
     torch.manual_seed(seed)
     tokenizer = make_tokenizer()
@@ -46,7 +49,7 @@ def make_model(directory: Path, seed: int) -> float:
             bos_token_id=None,
         )
     )
-    loss = warm_start(model, tokenizer, random.Random(seed))
+    loss = warm_start(model, tokenizer, random.Random(seed), demonstrate or demonstration)
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
     return loss
@@ -67,12 +70,17 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def warm_start(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, draw: random.Random) -> float:
+def warm_start(
+    model: LlamaForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    draw: random.Random,
+    demonstrate: Demonstrate,
+) -> float:
     """Supervised steps on demonstrations, in the words of the chat template."""
     optimiser = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.0)
     loss = torch.zeros(())
     for _ in range(WARM_STEPS):
-        pairs = [pair for _ in range(64) for pair in demonstration(draw)]
+        pairs = [pair for _ in range(64) for pair in demonstrate(draw)]
         rows = [
             (
                 tokenizer.encode(prompt, add_special_tokens=False),
