@@ -136,6 +136,18 @@ async def test_scores_are_those_of_a_plain_pass(engine: TransformersEngine, mode
     assert await engine.score(PROMPT) == pytest.approx(_plain(models / "untied0", PROMPT), abs=1e-4)
 
 
+async def test_scores_that_nobody_waits_for_any_more_disturb_no_answer(
+    engine: TransformersEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked = [asyncio.ensure_future(engine.score(PROMPT)) for _ in range(16)]
+    await asyncio.sleep(0)  # so that they have been asked for
+    for each in asked:
+        each.cancel()
+    assert await _sample(engine, max_tokens=2)
+    await asyncio.gather(*asked, return_exceptions=True)
+    assert not caplog.records
+
+
 async def test_a_probe_that_fits_passes_and_one_that_does_not_brings_the_old_weights_back(
     engine: TransformersEngine, models: Path
 ) -> None:

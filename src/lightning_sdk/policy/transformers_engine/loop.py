@@ -326,6 +326,8 @@ class TransformersEngine:
     def _score_those_asked(self) -> None:
         while self._to_score:
             ids, scored = self._to_score.popleft()
+            if not scored.set_running_or_notify_cancel():
+                continue  # whoever asked has left
             try:
                 scored.set_result(self._model.score(ids))
             except Exception as error:
@@ -454,6 +456,7 @@ class TransformersEngine:
         for row in rows:
             row.deliver(make_error())
         for _, scored in scores:
-            scored.set_exception(make_error())
+            if scored.set_running_or_notify_cancel():
+                scored.set_exception(make_error())
         if update is not None:
             update.done.set_exception(PublishError(f"{make_error().message}: nothing was published"))
