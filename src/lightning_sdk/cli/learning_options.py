@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import importlib
 import json
-import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from lightning_sdk.mdp.baseline import BASELINES, BaselineFunction
 from lightning_sdk.mdp.credit import CREDITS, CreditFunction
 from lightning_sdk.mdp.json_text import parse_json
 from lightning_sdk.mdp.select import Selection
+from lightning_sdk.rollouts.agents import import_from_here
 
 # Their values come from elsewhere (a critic, a program), and no record has them.
 _NOT_RECORDED: Final = frozenset({"turn_gae", "precomputed"})
@@ -205,7 +205,7 @@ def read_rules(path: Path) -> tuple[Rule, ...]:
     tables = settings.get("air") if isinstance(settings, Mapping) else None
     if not isinstance(tables, Mapping):
         raise ConfigError(f"{path} has no table `air`; give one, such as [air.tool_error] with weight = -0.1")
-    _import_from_here()
+    import_from_here()
     return rules_from_config(tables)
 
 
@@ -233,7 +233,7 @@ def _parameters(option: str, given: Sequence[str]) -> dict[str, Any]:
 
 def _import(option: str, path: str) -> Any:
     module, _, attribute = path.partition(":")
-    _import_from_here()
+    import_from_here()
     try:
         function = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
@@ -241,10 +241,3 @@ def _import(option: str, path: str) -> Any:
     if not callable(function):
         raise click.UsageError(f"{option} {path} is a {type(function).__name__}: give a function")
     return function
-
-
-def _import_from_here() -> None:
-    """Let modules of the working directory be imported, as `python -m` does."""
-    here = os.getcwd()  # noqa: PTH109 - entries of sys.path are strings
-    if here not in sys.path and "" not in sys.path:
-        sys.path.insert(0, here)

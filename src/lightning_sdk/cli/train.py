@@ -127,9 +127,12 @@ def command(
     Ctrl-C saves a checkpoint. Exit code 1: nothing could be trained on, not even once.
     """
     # Here, since none of it is needed for --help.
+    from lightning_sdk.rollouts.agents import import_from_here
     from lightning_sdk.training import gather
     from lightning_sdk.training.run import run_training
 
+    # Settings may name functions (AIR rules, a credit), which are found where the agent is.
+    import_from_here()
     if resume is not None and run_id is not None:
         raise ConfigError("--resume names the run already: leave out --run-id")
     tables: dict[str, dict[str, Any]] = {

@@ -29,7 +29,7 @@ def load_agent(name: str) -> Callable[[Any], Any]:
     if not AGENT.fullmatch(name):
         raise AgentError(f"{name!r} names no agent: expected module:function, such as my_agent:solve")
     module_name, _, path = name.partition(":")
-    _import_from_here()
+    import_from_here()
     try:
         found: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
@@ -58,7 +58,8 @@ def is_async(agent: Callable[[Any], Any]) -> bool:
     )
 
 
-def _import_from_here() -> None:
+def import_from_here() -> None:
+    """Let modules of the working directory be imported, as `python -m` does."""
     here = os.getcwd()  # noqa: PTH109 - entries of sys.path are strings
     if here not in sys.path and "" not in sys.path:
         sys.path.insert(0, here)
