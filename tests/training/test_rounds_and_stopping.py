@@ -18,7 +18,7 @@ from lightning_sdk.rollouts.tasks import Task
 from lightning_sdk.training.batches import Batches
 from lightning_sdk.training.settings import LearningTable, Settings, ValidationTable
 from lightning_sdk.training.state import RunDirectory, RunState
-from lightning_sdk.training.stopping import Stopping, tell
+from lightning_sdk.training.stopping import Stopping
 
 
 def tasks(count: int, **weights: float) -> list[Task]:
@@ -115,7 +115,7 @@ def test_a_run_ends_when_nothing_was_trained_on_for_some_rounds_in_a_row() -> No
     assert stopping.reason(3, learning(max_idle_rounds=2), ValidationTable()) is None
     stopping.trained(0, {"no_reward": 4})
     assert stopping.reason(4, learning(max_idle_rounds=2), ValidationTable()) == "nothing_to_train_on"
-    assert tell(stopping.idle_reasons) == "no_reward 7, failed 1"
+    assert stopping.idle_reasons == {"no_reward": 7, "failed": 1}
 
 
 def save(directory: RunDirectory, state: RunState, text: str) -> None:

@@ -75,9 +75,3 @@ class Stopping:
     def from_json(cls, value: Mapping[str, Any]) -> Stopping:
         """What `to_json` gave."""
         return cls(**{**value, "idle_reasons": Counter(value["idle_reasons"])})
-
-
-def tell(reasons: Mapping[str, float]) -> str:
-    """Reasons with their counts, the most frequent first."""
-    most = sorted(reasons.items(), key=lambda item: (-item[1], item[0]))
-    return ", ".join(f"{name} {many:g}" for name, many in most) or "no reason was told"
