@@ -28,7 +28,7 @@ from lightning_sdk.errors import RunError
 from lightning_sdk.home import Home
 
 FORMAT: Final = 1
-_NAME: Final = "journal.jsonl"
+JOURNAL: Final = "journal.jsonl"
 _RUN_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 
 
@@ -52,7 +52,7 @@ class RunJournal:
         Raises:
             RunError: another process writes it, or it cannot be opened.
         """
-        self.path = directory / _NAME
+        self.path = directory / JOURNAL
         try:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
@@ -98,7 +98,7 @@ def read_journal(directory: Path) -> Iterator[dict[str, Any]]:
     Raises:
         RunError: there is no such run, or a newer version wrote it.
     """
-    path = directory / _NAME
+    path = directory / JOURNAL
     try:
         lines = path.open("rb")
     except OSError:

@@ -1,4 +1,4 @@
-"""What is to be run: groups of rollouts, with ids and seeds that are the same whenever they are computed."""
+"""What is to be run, and what is told of it: ids and seeds are the same whenever they are computed."""
 
 from __future__ import annotations
 
@@ -90,6 +90,22 @@ class FinishedGroup:
     round: int
     split: str | None
     rollouts: tuple[FinishedRollout, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RunSummary:
+    """What became of a run so far."""
+
+    run_id: str
+    # Rollouts by where they are in their life.
+    states: Mapping[str, int]
+    # Attempts beyond the first ones.
+    retries: int
+    # Results that came too late and were not taken.
+    late_results: int
+    # The commonest errors of rollouts that ended badly, with how often each came.
+    errors: Mapping[str, int]
+    seconds: float
 
 
 def plan_group(run_id: str, task: Task, n: int, round: int, split: str | None) -> PlannedGroup:

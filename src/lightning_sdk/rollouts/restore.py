@@ -9,7 +9,9 @@ from typing import Any, cast, get_args
 from pydantic import TypeAdapter
 
 from lightning_sdk.errors import RunError
+from lightning_sdk.home import Home
 from lightning_sdk.rollouts.job import Result
+from lightning_sdk.rollouts.journal import FORMAT, JOURNAL, RunJournal, read_journal, run_directory
 from lightning_sdk.rollouts.lifecycle import FINAL, Life, State
 from lightning_sdk.rollouts.plan import PlannedGroup, PlannedRollout, extend_group
 from lightning_sdk.rollouts.tasks import Task
@@ -24,6 +26,38 @@ class Restored:
     groups: dict[str, PlannedGroup] = field(default_factory=dict)
     # Attempts that were under way when the runner went away.
     interrupted: list[PlannedRollout] = field(default_factory=list)
+
+
+def open_run(
+    home: Home, run_id: str, begun_with: Mapping[str, Any], *, resume: bool
+) -> tuple[RunJournal, Restored]:
+    """Open a run's journal for writing, and read what it tells.
+
+    Args:
+        home: the state directory.
+        run_id: of the run.
+        begun_with: JSON to keep in the journal of a new run. No secrets.
+        resume: the run was begun before.
+
+    Raises:
+        RunError: the run is there already, is not there to be resumed, or is run by another process.
+    """
+    directory = run_directory(home, run_id)
+    known = (directory / JOURNAL).exists()
+    if known and not resume:
+        raise RunError(f"there is a run {run_id} already: resume it, or take another id")
+    if resume and not known:
+        list(read_journal(directory))  # says that there is none
+    home.ensure()
+    journal = RunJournal(directory)
+    try:
+        if resume:
+            return journal, restore(read_journal(directory))
+        journal.write("run", format=FORMAT, run_id=run_id, options=begun_with)
+    except BaseException:
+        journal.close()
+        raise
+    return journal, Restored()
 
 
 def restore(events: Iterable[Mapping[str, Any]]) -> Restored:

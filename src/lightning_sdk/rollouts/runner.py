@@ -8,7 +8,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,7 +22,7 @@ from lightning_sdk.rollouts.agents import AGENT_ERROR
 from lightning_sdk.rollouts.ends import EndWriter
 from lightning_sdk.rollouts.failures import Failures
 from lightning_sdk.rollouts.job import Job, Result, ended_outside
-from lightning_sdk.rollouts.journal import FORMAT, RunJournal, read_journal, run_directory
+from lightning_sdk.rollouts.journal import run_directory
 from lightning_sdk.rollouts.lifecycle import BAD, EVENT_OF, Event, Life, advance
 from lightning_sdk.rollouts.lineup import Lineup
 from lightning_sdk.rollouts.plan import (
@@ -30,12 +30,13 @@ from lightning_sdk.rollouts.plan import (
     PlannedGroup,
     PlannedRollout,
     RunOptions,
+    RunSummary,
     extend_group,
     finished_group,
     job_of,
     plan_group,
 )
-from lightning_sdk.rollouts.restore import Restored, restore
+from lightning_sdk.rollouts.restore import open_run
 from lightning_sdk.rollouts.tasks import Task
 from lightning_sdk.rollouts.workers.base import Workers
 
@@ -43,22 +44,6 @@ from lightning_sdk.rollouts.workers.base import Workers
 _LOOK_EVERY_S: Final = 0.05
 # How long cancelled attempts have to come back before they are given up.
 _STOP_TIMEOUT_S: Final = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class RunSummary:
-    """What became of a run so far."""
-
-    run_id: str
-    # Rollouts by where they are in their life.
-    states: Mapping[str, int]
-    # Attempts beyond the first ones.
-    retries: int
-    # Results that came too late and were not taken.
-    late_results: int
-    # The commonest errors of rollouts that ended badly, with how often each came.
-    errors: Mapping[str, int]
-    seconds: float
 
 
 class Runner:
@@ -109,7 +94,10 @@ class Runner:
         config = load_config(home=home, endpoint=endpoint, token=token)
         self.run_id = run_id or new_id("run")
         self.directory: Path = run_directory(config.home, self.run_id)
-        self.restored = self._open_journal(config.home.ensure, resume, options, kept or {})
+        facts = {"project": options.project, "seed": options.seed, "agent": options.agent}
+        self._journal, self.restored = open_run(
+            config.home, self.run_id, {**facts, **(kept or {})}, resume=resume
+        )
         self.options = options
         self._workers = workers
         self._on_result = on_result
@@ -265,28 +253,6 @@ class Runner:
         self.close()
 
     # -- the plan ----------------------------------------------------------------------------------------------
-
-    def _open_journal(
-        self, ensure_home: Callable[[], None], resume: bool, options: RunOptions, kept: Mapping[str, Any]
-    ) -> Restored:
-        known = (self.directory / "journal.jsonl").exists()
-        if known and not resume:
-            raise RunError(f"there is a run {self.run_id} already: resume it, or take another id")
-        restored = Restored()
-        if resume and not known:
-            list(read_journal(self.directory))  # says that there is none
-        ensure_home()
-        self._journal = RunJournal(self.directory)
-        try:
-            if resume:
-                restored = restore(read_journal(self.directory))
-            else:
-                facts = {"project": options.project, "seed": options.seed, "agent": options.agent}
-                self._journal.write("run", format=FORMAT, run_id=self.run_id, options={**facts, **kept})
-        except BaseException:
-            self._journal.close()
-            raise
-        return restored
 
     def _add_group(self, task: Task, n: int, round: int, split: str | None) -> PlannedGroup:
         planned = plan_group(self.run_id, task, n, round, split)

@@ -15,6 +15,7 @@ from lightning_sdk.home import Home, StrPath
 from lightning_sdk.ids import new_id
 from lightning_sdk.mdp.air.config import rules_from_config
 from lightning_sdk.plugins import Trainer, TrainingRun
+from lightning_sdk.rollouts.journal import JOURNAL
 from lightning_sdk.rollouts.plan import RunOptions
 from lightning_sdk.rollouts.retries import RetryRule
 from lightning_sdk.rollouts.runner import Runner
@@ -266,7 +267,7 @@ def _runner(opened: _Opened, stack: Stack) -> Runner:
         # A policy that has not learned yet may well make its agent fail; what cannot be trained on stops the run.
         max_failures=1.0,
     )
-    resume = (opened.directory.path / "journal.jsonl").exists()
+    resume = (opened.directory.path / JOURNAL).exists()
     return Runner(
         workers,
         options,
