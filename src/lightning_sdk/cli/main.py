@@ -38,7 +38,7 @@ COMMANDS: Final[dict[str, str]] = {
     "stats": "Sum up what was recorded, and what of it can be used.",
     "export": "Write a dataset with a backend.",
     "train": "Train the model of an agent on tasks.",
-    "serve": "Serve MODEL, a local Hugging Face directory, as an OpenAI-style endpoint.",
+    "serve": "Serve MODEL, a local Hugging Face directory, to clients of OpenAI's and Anthropic's APIs.",
     "backends": "List the installed backends.",
     "doctor": "Check this installation and try a recording.",
 }
