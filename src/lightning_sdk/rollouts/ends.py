@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+
 from lightning_sdk.client.config import Config
 from lightning_sdk.client.ends import write_end
 from lightning_sdk.client.producer import Producer
 from lightning_sdk.errors import SpoolError
 from lightning_sdk.rollouts.job import Job, Result
+
+_log = logging.getLogger(__name__)
 
 # How long a collector has to acknowledge ends; what it does not stays in the spool.
 _FLUSH_TIMEOUT_S = 5.0
@@ -18,8 +22,7 @@ class EndWriter:
     def __init__(self, config: Config) -> None:
         self._config = config
         self._producer: Producer | None = None
-        # Ends that could not be written.
-        self.lost = 0
+        self._told = False
 
     def write(self, job: Job, result: Result) -> None:
         """Record how an attempt ended, unless it did so itself."""
@@ -40,8 +43,10 @@ class EndWriter:
                 error=(result.error_type, result.error_message or "") if result.error_type else None,
                 truncation_reason=result.truncation_reason if result.outcome == "truncated" else None,
             )
-        except SpoolError:
-            self.lost += 1
+        except SpoolError as error:
+            if not self._told:
+                self._told = True
+                _log.warning("rollouts stay running whose end cannot be recorded (said once): %s", error)
 
     def flush(self) -> None:
         """Let the collector know of them, for a bounded time."""
