@@ -50,6 +50,8 @@ def collector(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture(autouse=True)
 def _bandit_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.syspath_prepend(str(install_plugin(tmp_path / "plugins")))
+    # A client that other tests left records elsewhere.
+    ls.shutdown()
     yield
     assert ls.client.runtime.configured() is None, "the run left a client behind"
 
