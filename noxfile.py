@@ -50,7 +50,7 @@ def learn(session: nox.Session) -> None:
 
 @nox.session(python="3.11")
 def ablation(session: nox.Session) -> None:
-    """Statistics over rollouts against rows, and three credits: twelve runs, about half an hour on two idle cores."""
+    """Statistics over rollouts against rows, and three credits: twelve runs, some 16 minutes on two cores."""
     session.install("--quiet", TORCH)
     session.install("--quiet", ".[torch]", *_group("quickstart"))
     session.run("python", "examples/ablation/main.py", *session.posargs)
