@@ -79,6 +79,10 @@ def test_text_will_do_only_where_it_is_said() -> None:
         ({"ignore_eos": True}, None, False),
         (None, {"constrained": "json_schema"}, False),
         ({"max_tokens": 5, "n": 2, "seed": 1, "stop": ["x"]}, None, True),
+        # What is no number: a lenient server may have taken it for anything.
+        *(({"temperature": value}, None, False) for value in ("1", "", {}, [1.0], float("nan"), -1, 0)),
+        *(({"top_p": value}, None, False) for value in ("1", {}, [1.0], float("nan"))),
+        ({"logit_bias": ["x"], "top_k": {"k": 1}}, None, False),
     ],
 )
 def test_sampling_must_be_the_policys_own(requested: Any, effective: Any, on: bool) -> None:
@@ -123,6 +127,9 @@ def test_an_unknown_version_is_too_old() -> None:
         ({"agents": ""}, "agents='' is no name pattern"),
         ({"models": "a||b"}, "models='a||b' is no name pattern"),
         ({"max_tokens": 0}, "max_tokens is 0; give at least 1"),
+        ({"max_tokens": "9"}, "max_tokens is '9'; give at least 1"),
+        ({"min_policy_version": "3"}, "min_policy_version has '3'; give a whole number"),
+        ({"min_policy_version": {"tiny": 1.5}}, "min_policy_version has 1.5; give a whole number"),
     ],
 )
 def test_what_would_select_nothing_is_refused(settings: dict[str, Any], message: str) -> None:

@@ -72,8 +72,14 @@ class Selection:
                 raise ConfigError(
                     f"{name}={pattern!r} is no name pattern; give one like 'writer|rewriter*', or None for all"
                 )
-        if self.max_tokens is not None and self.max_tokens < 1:
-            raise ConfigError(f"max_tokens is {self.max_tokens}; give at least 1, or None for no limit")
+        if self.max_tokens is not None and (type(self.max_tokens) is not int or self.max_tokens < 1):
+            raise ConfigError(f"max_tokens is {self.max_tokens!r}; give at least 1, or None for no limit")
+        oldest = self.min_policy_version
+        for bound in oldest.values() if isinstance(oldest, Mapping) else () if oldest is None else (oldest,):
+            if type(bound) is not int:
+                raise ConfigError(
+                    f"min_policy_version has {bound!r}; give a whole number, for all policies or by policy"
+                )
 
     def oldest(self, policy: str | None) -> int | None:
         """The bound on the version of one policy; None where there is none."""
@@ -143,12 +149,13 @@ def is_on_distribution(transition: Transition) -> bool:
     """Whether the call was sampled from the policy as it is, at a temperature above 0.
 
     Read from the effective sampling, else from what was requested; a setting that neither tells is taken as the
-    policy's own. A response format other than text means that a grammar may have decided.
+    policy's own. A temperature that is no number is not trusted. A response format other than text means that a
+    grammar may have decided.
     """
     sampling = transition.sampling
     known = {**(sampling.get("requested") or {}), **(sampling.get("effective") or {})}
     temperature = known.get("temperature")
-    if temperature is not None and not temperature > 0:
+    if temperature is not None and not (isinstance(temperature, int | float) and temperature > 0):
         return False
     for name, value in known.items():
         if value is not None and name in _OWN_SAMPLING and value not in _OWN_SAMPLING[name]:
