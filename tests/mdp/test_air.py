@@ -354,6 +354,16 @@ def test_a_function_that_names_a_strange_call_is_refused() -> None:
         find_air(rollout(calls(says("tea"))), [rule])
 
 
+@pytest.mark.parametrize(
+    "found",
+    [None, 3, "ca_1", Finding("ca_1"), ["ca_1"], [("ca_1", 0, "")], [Finding(["ca_1"])]],  # type: ignore[arg-type]
+)
+def test_a_function_that_gives_no_findings_is_refused(found: Any) -> None:
+    rule = Function(name="mine", weight=1, function=lambda episode: found)
+    with pytest.raises(ConfigError, match=r"the AIR rule 'mine' gave .*; give Findings of call_id"):
+        find_air(rollout(calls(says("tea"))), [rule])
+
+
 def test_two_rules_of_one_name_are_refused() -> None:
     with pytest.raises(ConfigError, match="'empty_answer'"):
         find_air(rollout([]), [EmptyAnswer(weight=1), EmptyAnswer(weight=2)])

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from lightning_sdk.errors import ConfigError
-from lightning_sdk.mdp.air.rules import Rule
+from lightning_sdk.mdp.air.rules import Finding, Rule
 from lightning_sdk.mdp.episode import Episode, RewardEvent, Transition
 from lightning_sdk.mdp.rewards import exact_sum, returns_to_go
+
+_EXPECTED: Final = "give Findings of call_id, choice and what was seen, in a list that may be empty"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +47,7 @@ def find_air(episode: Episode, rules: Iterable[Rule]) -> list[AirReward]:
     known = {(each.call_id, each.choice) for each in episode.transitions}
     found = []
     for rule in rules:
-        for finding in rule.find(episode):
+        for finding in _findings(rule, episode):
             if finding.call_id is not None and (finding.call_id, finding.choice) not in known:
                 raise ConfigError(
                     f"the AIR rule {rule.name!r} found choice {finding.choice} of call {finding.call_id!r}, which "
@@ -56,6 +59,17 @@ def find_air(episode: Episode, rules: Iterable[Rule]) -> list[AirReward]:
                 )
             )
     return found
+
+
+def _findings(rule: Rule, episode: Episode) -> list[Finding]:
+    found = rule.find(episode)
+    if not isinstance(found, Iterable) or isinstance(found, str):
+        raise ConfigError(f"the AIR rule {rule.name!r} gave {found!r}; {_EXPECTED}")
+    findings = list(found)
+    for each in findings:
+        if not (isinstance(each, Finding) and isinstance(each.call_id, str | None)):
+            raise ConfigError(f"the AIR rule {rule.name!r} gave {each!r} among what it found; {_EXPECTED}")
+    return findings
 
 
 def apply_air(episode: Episode, rules: Iterable[Rule]) -> Episode:
