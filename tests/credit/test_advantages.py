@@ -15,6 +15,7 @@ import pytest
 
 from lightning_sdk.errors import ConfigError
 from lightning_sdk.mdp.advantages import compute_advantages
+from lightning_sdk.mdp.baseline import BASELINES, Baselined
 from lightning_sdk.mdp.select import Selection
 from lightning_sdk.mdp.table import CallTable
 from support.credit_groups import call, group, rollout
@@ -28,6 +29,10 @@ GROUPS = [
     ),
     group(rollout("e", call(1.0)), rollout("f", call(1.0)), group_id="h"),
 ]
+
+
+def baselined(advantage_C: Any, baseline_C: Any, scale_C: Any, reason_C: Any = (None,) * 8) -> Baselined:
+    return Baselined(advantage_C, baseline_C, scale_C, reason_C, skipped=(), counts={})
 
 
 def test_the_default_is_broadcast_with_leave_one_out() -> None:
@@ -110,6 +115,16 @@ def test_users_functions_are_taken() -> None:
         (lambda table: "high", "gave str; expected an array of 8 numbers"),
         (lambda table: np.full(8, np.nan), r"gave nan for choice 0 of call 'a\.0' of rollout 'a' \(7 such\)"),
         (lambda table: np.full(8, np.inf), "gave inf for choice 0"),
+        (lambda table: np.full(8, 1j), "gave ndarray; expected an array of 8 numbers"),
+        (lambda table: [10**400] * 8, "gave list; expected an array of 8 numbers"),
+        (lambda table: iter([1.0] * 8), "gave list_iterator; expected an array of 8 numbers"),
+        (
+            lambda: np.ones(8),
+            r"cannot be called \(too many positional arguments\); give a name, or a function",
+        ),
+        (lambda table, *, bonus: np.ones(8), r"cannot be called \(missing a required.* 'bonus'\)"),
+        (5, "credit 'int' is 5; give a name, or a function"),
+        (dict, "credit 'dict' is <class 'dict'>; give a name, or a function"),
     ],
 )
 def test_a_credit_that_gives_something_else_is_refused(function: Any, message: str) -> None:
@@ -125,6 +140,14 @@ def test_a_credit_that_gives_something_else_is_refused(function: Any, message: s
             lambda table, value_C: value_C * np.nan,
             r"baseline '<lambda>' gave nan for choice 0 of call 'a\.0'",
         ),
+        (
+            lambda table, value_C: baselined(value_C[:-1], value_C, value_C),
+            "as advantage_C, gave an array of",
+        ),
+        (lambda table, value_C: baselined(value_C, value_C[:-1], value_C), "as baseline_C, gave an array of"),
+        (lambda table, value_C: baselined(value_C, value_C, 1.0), r"as scale_C, gave an array of shape \(\)"),
+        (lambda table, value_C: baselined(value_C, value_C, value_C, ()), "a reason_C of another length"),
+        (lambda table, value_C: baselined(value_C, value_C, value_C, None), "a reason_C of another length"),
     ],
 )
 def test_a_baseline_that_gives_something_else_is_refused(function: Any, message: str) -> None:
@@ -170,3 +193,54 @@ def test_assembling_needs_no_numpy() -> None:
 
     script = "import sys; sys.modules['numpy'] = None; import lightning_sdk.mdp"
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+@pytest.mark.parametrize("values", ["x", ["x"] * 8, {"a.0": "x"}, {"a.0": [1.0]}, [1j] * 8, lambda each: "x"])
+@pytest.mark.parametrize("credit", ["precomputed", "turn_gae"])
+def test_values_that_are_no_numbers_are_refused(credit: str, values: Any) -> None:
+    if credit == "turn_gae" and callable(values):
+        values = lambda table: ["x"] * table.calls  # noqa: E731
+    with pytest.raises(ConfigError, match=f"values of {credit} are no numbers: .*; give one number each"):
+        compute_advantages(GROUPS, credit=credit, credit_params={"values": values})
+
+
+STATES = {"state_key": lambda each: each.step}
+
+
+@pytest.mark.parametrize("epsilon", [-1.0, float("nan"), float("inf")])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"baseline": "grpo"},
+        {"baseline": "dr_mas"},
+        {"baseline": "reinforce++"},
+        {"baseline": "reinforce++_baseline"},
+        {"credit": "gigpo", "credit_params": STATES},
+        {"credit": "hgpo", "credit_params": STATES},
+    ],
+)
+def test_what_would_turn_the_sign_of_a_divisor_is_refused(settings: dict[str, Any], epsilon: float) -> None:
+    params = "credit_params" if "credit" in settings else "baseline_params"
+    settings = {**settings, params: {**settings.get(params, {}), "epsilon": epsilon}}
+    with pytest.raises(ConfigError, match=r"epsilon is .*; give a finite number of at least 0"):
+        compute_advantages([group(rollout("a", call(1.0)), rollout("b", call()))], **settings)
+
+
+@pytest.mark.parametrize("low", [-1.7e308, 1.0])
+@pytest.mark.parametrize("baseline", BASELINES)
+@pytest.mark.parametrize(
+    "credit", ["broadcast", "broadcast_scope", "per_call", "discounted", "gigpo", "hgpo"]
+)
+@pytest.mark.filterwarnings("error")
+def test_rewards_near_the_largest_number_give_finite_advantages_or_are_refused(
+    credit: str, baseline: str, low: float
+) -> None:
+    huge = [call(1.7e308), call(1.7e308, "critic"), call(1.7e308)]
+    groups = [group(rollout("a", *huge), rollout("b", call(low), call(low)), rollout("c", *huge, call(low)))]
+    params = STATES if credit in ("gigpo", "hgpo") else {}
+    try:
+        result = compute_advantages(groups, credit=credit, credit_params=params, baseline=baseline)
+    except ConfigError as refusal:
+        assert ";" in str(refusal)  # noqa: PT017 - what helps comes after it
+    else:
+        assert np.isfinite(result.advantage_C[result.in_loss_C]).all()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from lightning_sdk.mdp import Episode, Group, RewardEvent, ScopeSpan, Transition
+from lightning_sdk.mdp.rewards import exact_sum
 
 
 @dataclass(kw_only=True)
@@ -72,7 +72,7 @@ def rollout(
         scopes=[_scope(scope, parent) for scope, parent in scopes],
         tools=[],
         rewards=events if rewarded else [],
-        return_=math.fsum(event.value for event in events) if rewarded else None,
+        return_=exact_sum(event.value for event in events) if rewarded else None,
     )
 
 

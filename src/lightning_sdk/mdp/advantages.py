@@ -5,9 +5,9 @@ from __future__ import annotations
 import inspect
 import numbers
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -124,6 +124,11 @@ def compute_advantages(
 _SUBTRACTING = frozenset({"rloo", "mean", "grpo", "dr_grpo", "dr_mas", "max_rl", "reinforce++_baseline"})
 
 
+_NO_FUNCTION: Final = (
+    "give a name, or a function of the table (a baseline: and of the credits) and the parameters"
+)
+
+
 def _credits(
     table: CallTable, credit: Credit, baseline: Baseline, params: Mapping[str, Any]
 ) -> NDArray[np.float64]:
@@ -142,8 +147,18 @@ def _advantages(
     name = f"baseline {baseline.name!r}"
     result = _call(name, baseline.function, (table, value_C), params)
     if isinstance(result, Baselined):
-        _as_column(table, result.advantage_C, name)
-        return result
+        reasons = result.reason_C
+        if not isinstance(reasons, Sequence) or len(reasons) != table.calls:
+            raise ConfigError(
+                f"{name} gave a reason_C of another length; expected a tuple of {table.calls}, None or why each "
+                "transition is skipped"
+            )
+        return replace(
+            result,
+            advantage_C=_as_column(table, result.advantage_C, f"{name}, as advantage_C,"),
+            baseline_C=_as_column(table, result.baseline_C, f"{name}, as baseline_C,"),
+            scale_C=_as_column(table, result.scale_C, f"{name}, as scale_C,"),
+        )
     advantage_C = _as_column(table, result, name)
     return Baselined(
         advantage_C=advantage_C,
@@ -158,7 +173,10 @@ def _advantages(
 def _call(
     name: str, function: Callable[..., Any], arguments: tuple[Any, ...], params: Mapping[str, Any]
 ) -> Any:
-    signature = inspect.signature(function)
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # no function, or one that was written in C
+        raise ConfigError(f"{name} is {function!r}; {_NO_FUNCTION}") from None
     taken = list(signature.parameters.values())[len(arguments) :]
     if not any(each.kind is each.VAR_KEYWORD for each in taken):
         names = [each.name for each in taken]
@@ -168,7 +186,18 @@ def _call(
             raise ConfigError(f"{name} has no parameter {unknown[0]!r}; {takes}")
         for each in taken:
             _check_kind(name, each, params.get(each.name, each.default))
-    return function(*arguments, **params)
+    try:
+        signature.bind(*arguments, **params)
+    except TypeError as error:
+        raise ConfigError(f"{name} cannot be called ({error}); {_NO_FUNCTION}") from None
+    try:
+        # What is no finite number in the end is refused by name.
+        with np.errstate(over="ignore", invalid="ignore"):
+            return function(*arguments, **params)
+    except OverflowError as error:
+        raise ConfigError(
+            f"{name} got beyond the largest number; give smaller rewards or parameters"
+        ) from error
 
 
 def _check_kind(name: str, parameter: inspect.Parameter, given: Any) -> None:
@@ -187,8 +216,11 @@ def _check_kind(name: str, parameter: inspect.Parameter, given: Any) -> None:
 
 def _as_column(table: CallTable, value: Any, name: str) -> NDArray[np.float64]:
     try:
-        column = np.asarray(value, dtype=np.float64)
-    except (TypeError, ValueError):
+        found = np.asarray(value)
+        if np.iscomplexobj(found):  # what is not real would be dropped without a word
+            raise TypeError
+        column = np.asarray(found, dtype=np.float64)
+    except (TypeError, ValueError, OverflowError):
         raise ConfigError(
             f"{name} gave {type(value).__name__}; expected an array of {table.calls} numbers"
         ) from None

@@ -11,6 +11,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any, Final
 
 from lightning_sdk.errors import ConfigError
@@ -282,7 +283,7 @@ def _whitenings(
         flat = len({value for _, value in tokens}) == 1
         whitening = Whitening(
             entries=tuple((rollout_id, times, float(value)) for (rollout_id, value), times in tokens.items()),
-            mean=math.fsum(times * value for (_, value), times in tokens.items()) / total,
+            mean=float(sum(times * Fraction(value) for (_, value), times in tokens.items()) / total),
             divisor=None if flat else float(advantages.scale_C[rows[0]]),
         )
         whitenings.update(dict.fromkeys(rows, whitening))

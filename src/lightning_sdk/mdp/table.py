@@ -117,8 +117,10 @@ def build_table(
     Raises:
         ConfigError: a group or rollout comes twice; `failure_reward` is not finite.
     """
-    if failure_reward is not None and not math.isfinite(failure_reward):
-        raise ConfigError(f"failure_reward is {failure_reward}; give a finite number, or None")
+    if failure_reward is not None and not (
+        isinstance(failure_reward, int | float) and math.isfinite(failure_reward)
+    ):
+        raise ConfigError(f"failure_reward is {failure_reward!r}; give a finite number, or None")
     groups = tuple(groups)
     episodes = tuple(episode for group in groups for episode in group.episodes)
     _refuse_twice("group", [group.group_id for group in groups], "merge it with group_episodes")

@@ -90,6 +90,19 @@ def standard_deviation(values: Sequence[float], ddof: int) -> float:
     return largest * math.sqrt(squares / (len(values) - ddof))
 
 
+def check_deviation(ddof: int, epsilon: float) -> None:
+    """Refuse what makes no divisor of a standard deviation: one below 0 would turn every sign."""
+    if ddof not in (0, 1):
+        raise ConfigError(f"ddof is {ddof!r}; give 1 (n - 1, as torch.std) or 0 (n, as numpy.std)")
+    check_epsilon(epsilon)
+
+
+def check_epsilon(epsilon: float) -> None:
+    """Refuse what is not to be added to a divisor."""
+    if not 0 <= epsilon < math.inf:
+        raise ConfigError(f"epsilon is {epsilon!r}; give a finite number of at least 0, such as 1e-6")
+
+
 def _cell(table: CallTable, value_C: NDArray[np.float64], rows: Sequence[int]) -> Cell:
     credits_of: dict[int, list[float]] = defaultdict(list)
     for row, episode in zip(rows, table.episode_C[rows].tolist(), strict=True):

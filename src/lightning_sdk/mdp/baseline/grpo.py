@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_sdk.errors import ConfigError
-from lightning_sdk.mdp.baseline.cells import By, mean, standard_deviation
+from lightning_sdk.mdp.baseline.cells import By, check_deviation, mean, standard_deviation
 from lightning_sdk.mdp.baseline.compare import Baselined, LoneAgent, compare
 from lightning_sdk.mdp.table import CallTable
 
@@ -31,8 +30,7 @@ def grpo(
     Deviation: by (group, agent) over rollouts, where others take every row; `by="group"` compares whatever the agent,
     as published.
     """
-    if ddof not in (0, 1):
-        raise ConfigError(f"ddof is {ddof!r}; give 1 (n - 1, as torch.std) or 0 (n, as numpy.std)")
+    check_deviation(ddof, epsilon)
 
     def rule(entries: Sequence[float]) -> tuple[Sequence[float], float]:
         std = standard_deviation(entries, ddof)

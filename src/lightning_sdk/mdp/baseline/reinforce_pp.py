@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_sdk.errors import ConfigError
-from lightning_sdk.mdp.baseline.cells import By, keys_by
+from lightning_sdk.mdp.baseline.cells import By, check_epsilon, keys_by
 from lightning_sdk.mdp.baseline.compare import NO_VARIANCE, Baselined, LoneAgent, Sheet, compare
 from lightning_sdk.mdp.baseline.mean import subtract_mean
 from lightning_sdk.mdp.table import CallTable
@@ -70,6 +70,7 @@ def _whiten(
     sheet: Sheet, value_C: NDArray[np.float64], counting_C: NDArray[np.bool_], epsilon: float
 ) -> None:
     """Fill in mean and scale of the rows that count, from the tokens of those that are trained."""
+    check_epsilon(epsilon)
     table = sheet.table
     trained_C = counting_C & table.selected_C & table.in_loss_E[table.episode_C]
     policies = [transition.policy for transition in table.transitions]
@@ -84,6 +85,8 @@ def _whiten(
             _skip_all(sheet, np.flatnonzero(ours).tolist())
             continue
         total = sum(tokens)
+        if not math.isfinite(total * (max(values) - min(values))):
+            raise OverflowError  # as the sums below would, or be NaN
         middle = math.fsum(n * value for n, value in zip(tokens, values, strict=True)) / total
         squares = math.fsum(n * (value - middle) ** 2 for n, value in zip(tokens, values, strict=True))
         sheet.baseline_C[ours] = middle

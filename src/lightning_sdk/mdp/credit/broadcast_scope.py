@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lightning_sdk.mdp.episode import Episode
+from lightning_sdk.mdp.rewards import exact_sum
 from lightning_sdk.mdp.table import CallTable
 
 
@@ -53,5 +53,5 @@ class _ScopeCredit:
                 enclosing.add(inner)
                 values.extend(self._emitted[inner])
                 inner = self._parents.get(inner)
-            self._known[scope_id] = math.fsum(values)
+            self._known[scope_id] = exact_sum(values)
         return self._known[scope_id]

@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from lightning_sdk.errors import ConfigError
 from lightning_sdk.mdp.credit.turns import turns_by_episode
+from lightning_sdk.mdp.rewards import exact_sum
 from lightning_sdk.mdp.table import CallTable
 
 
@@ -31,6 +32,6 @@ def discounted(table: CallTable, *, gamma: float = 1.0) -> NDArray[np.float64]:
         later = 0.0
         for turn in reversed(turns):
             for at, row in enumerate(turn.rows):
-                value_C[row] = turn.reward_of(at) + gamma * later
-            later = turn.reward + gamma * later
+                value_C[row] = exact_sum([turn.reward_of(at), gamma * later])
+            later = exact_sum([turn.reward, gamma * later])
     return value_C

@@ -7,7 +7,7 @@ from collections.abc import Hashable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_sdk.mdp.baseline.cells import Cell, cells_of, mean, standard_deviation
+from lightning_sdk.mdp.baseline.cells import Cell, cells_of, check_deviation, mean, standard_deviation
 from lightning_sdk.mdp.baseline.grpo import grpo
 from lightning_sdk.mdp.baseline.mean import mean as mean_baseline
 from lightning_sdk.mdp.credit.broadcast import broadcast
@@ -47,6 +47,7 @@ def gigpo(
     Deviation: both statistics count rollouts: in a state a rollout's entry is the mean of its G there, so that coming
     back to it does not make it weigh more (published: every visit). States are compared by agent.
     """
+    check_deviation(ddof, epsilon)
     states = state_keys(table, state_key, "gigpo")
     step_return_C = discounted(table, gamma=gamma)
     value_C = broadcast(table)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
 
@@ -9,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_sdk.errors import ConfigError
-from lightning_sdk.mdp.baseline.cells import cells_of
+from lightning_sdk.mdp.baseline.cells import cells_of, check_deviation
 from lightning_sdk.mdp.credit.discounted import discounted
 from lightning_sdk.mdp.credit.gigpo import relative_to_cell
 from lightning_sdk.mdp.credit.states import StateKey, state_keys
@@ -51,6 +52,9 @@ def hgpo(
     """
     if history < 0:
         raise ConfigError(f"history is {history}; give 0 or more past states")
+    if not math.isfinite(alpha):
+        raise ConfigError(f"alpha is {alpha}; give a finite number, 0 to weigh all levels alike")
+    check_deviation(ddof, epsilon)
     states = state_keys(table, state_key, "hgpo")
     return_C = discounted(table, gamma=gamma)
     sums_C = np.zeros(table.calls)

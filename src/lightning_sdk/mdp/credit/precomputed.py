@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lightning_sdk.errors import ConfigError
+from lightning_sdk.mdp.credit.numbers import as_numbers
 from lightning_sdk.mdp.episode import Transition
 from lightning_sdk.mdp.table import CallTable
 
@@ -18,6 +20,8 @@ Precomputed = (
     | NDArray[np.float64]
     | Callable[[Transition], "float | None"]
 )
+
+_VALUES: Final = "values of precomputed"
 
 
 def precomputed(table: CallTable, *, values: Precomputed | None = None) -> NDArray[np.float64]:
@@ -41,8 +45,8 @@ def precomputed(table: CallTable, *, values: Precomputed | None = None) -> NDArr
             by_id.get((each.call_id, each.choice), by_id.get(each.call_id, np.nan))
             for each in table.transitions
         ]
-        return np.array(found, dtype=np.float64)
+        return as_numbers(found, _VALUES)
     if callable(values):
         told = [values(each) for each in table.transitions]
-        return np.array([np.nan if value is None else value for value in told], dtype=np.float64)
-    return np.array(values, dtype=np.float64)
+        return as_numbers([np.nan if value is None else value for value in told], _VALUES)
+    return as_numbers(values, _VALUES)

@@ -24,6 +24,10 @@ def state_keys(table: CallTable, state_key: StateKey | None, credit: str) -> lis
             f"{credit} compares calls made in the same state, and a prompt with its whole history never comes again; "
             "give state_key=, a function from a transition to what names its state"
         )
+    if not callable(state_key):
+        raise ConfigError(
+            f"state_key is {state_key!r}; give a function from a transition to what names its state"
+        )
     keys: list[Hashable] = [None] * table.calls
     for row, transition in enumerate(table.transitions):
         if not (table.decision_C[row] and table.in_baseline_E[table.episode_C[row]]):

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_sdk.errors import ConfigError
+from lightning_sdk.mdp.credit.numbers import as_numbers
 from lightning_sdk.mdp.credit.turns import Turn, turns_by_episode
 from lightning_sdk.mdp.table import CallTable
 
@@ -104,7 +105,7 @@ def _column(table: CallTable, values: Any, ids: Sequence[str], name: str) -> NDA
         values = values(table)
     if isinstance(values, Mapping):
         values = [values.get(id_, np.nan) for id_ in ids]
-    column = np.asarray(values, dtype=np.float64)
+    column = as_numbers(values, f"{name} of turn_gae")
     if column.shape != (len(ids),):
         raise ConfigError(
             f"{name} of turn_gae has shape {column.shape}; expected ({len(ids)},), one number each"

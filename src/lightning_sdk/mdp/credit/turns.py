@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from lightning_sdk.mdp.rewards import exact_sum
 from lightning_sdk.mdp.table import CallTable
 
 
@@ -24,11 +24,11 @@ class Turn:
     @property
     def reward(self) -> float:
         """All of it."""
-        return math.fsum([*self.rewards, self.followed_by])
+        return exact_sum([*self.rewards, self.followed_by])
 
     def reward_of(self, at: int) -> float:
         """What one of the choices brought: its own reward, and what the turn was followed by."""
-        return self.rewards[at] + self.followed_by
+        return exact_sum([self.rewards[at], self.followed_by])
 
 
 def turns_by_episode(table: CallTable) -> list[list[Turn]]:
@@ -51,5 +51,5 @@ def turns_by_episode(table: CallTable) -> list[list[Turn]]:
             own[-1].rows.append(row)
             own[-1].rewards.append(known[row])
         elif own:
-            own[-1].followed_by += known[row]
+            own[-1].followed_by = exact_sum([own[-1].followed_by, known[row]])
     return turns
