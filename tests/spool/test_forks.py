@@ -274,21 +274,14 @@ def test_the_records_of_multiprocessing_workers_arrive(spool: Path, server: Inge
     assert sorted(len(frames) for frames in server.frames.values()) == [1, 20, 20, 20]
 
 
-@pytest.mark.parametrize("busy", [False, True])
 def test_parent_and_children_may_use_grpc_for_themselves_after_a_fork(
-    spool: Path, server: IngestServer, busy: bool
+    spool: Path, server: IngestServer
 ) -> None:
-    """Also where only we have loaded it."""
+    """Also where only we have loaded it. Not while a thread writes: gRPC itself may hang in the child then."""
     program = """
-        import threading
         parent = Producer(spool, destination=destination)
         write(parent, [1])
         assert parent.flush(20)
-        stop = threading.Event()
-
-        def hammer():
-            while not stop.wait(0.001):
-                write(parent, [1])
 
         def call():
             import grpc
@@ -299,17 +292,12 @@ def test_parent_and_children_may_use_grpc_for_themselves_after_a_fork(
                 except grpc.RpcError as error:
                     assert error.code() is grpc.StatusCode.UNIMPLEMENTED, error
 
-        thread = threading.Thread(target=hammer)
-        if sys.argv[3] == "True":
-            thread.start()
         for _ in range(5):
             ended_well(fork(call))
-        stop.set()
         call()
         assert parent.close(20)
     """
-    # With a writer on a busy machine the wait for it may be too long.
-    run(program, spool, server.destination, busy, at_rest=not busy)
+    run(program, spool, server.destination)
 
 
 def test_a_fork_meets_a_collector_that_does_not_answer(spool: Path, server: IngestServer) -> None:

@@ -78,8 +78,10 @@ def _undivided_opening() -> AbstractContextManager[None]:
 
 @contextmanager
 def _undivided(lock: threading.RLock) -> Iterator[None]:
-    held = lock.acquire(timeout=_UNDIVIDED_WAIT_S)
+    held = False
     try:
+        # In here, so that what a signal handler raises next does not leave it held for ever.
+        held = lock.acquire(timeout=_UNDIVIDED_WAIT_S)
         yield
     finally:
         if held:
