@@ -120,7 +120,8 @@ CREDIT
   per_call: a call is worth its own reward
 
 BASELINE
-  grpo: the mean of all rollouts' entries, over their standard deviation
+  grpo: the mean of all rollouts' entries, over their standard deviation; ddof
+  1, epsilon 1e-06
   solver:
     000aeeee  -0.1  this one, the mean of 0 (#0), -0.2 (#1)
     000beeee  0
@@ -130,6 +131,7 @@ BASELINE
 
 CALLS
   #1 solver, ca_a1
+    credit -0.2 = -0.2 (its own reward)
     (credit -0.2 - baseline 0.3) / 0.6083 = advantage -0.822
     trained: 3 tokens, tokens 11 to 13 of the 14 in sequence 0 of the rollout
     each: weight 0.04762 x advantage -0.822 = -0.03914
@@ -219,6 +221,19 @@ def test_a_rollout_without_a_reward_says_so(capsys: pytest.CaptureFixture[str]) 
         (["--policies", "main"], "not trained: other_model"),
         (["--max-tokens", "4"], "not trained: over_length (prompt and response are longer than asked for)"),
         (["--min-policy-version", "3"], "not trained: policy_too_old"),
+        (
+            ["--credit", "discounted", "--credit-param", "gamma=0.5"],
+            "discounted: a call is worth its own reward and all later ones; gamma 0.5",
+        ),
+        (
+            ["--baseline", "grpo", "--baseline-param", "ddof=0"],
+            "over their standard deviation; ddof 0, epsilon 1e-06",
+        ),
+        (
+            ["--credit", "gigpo", "--state-key", "states:name"],
+            "gamma 0.95, weight 1, normalise false, ddof 1",
+        ),
+        (["--credit", "per_call"], "credit 0 = 0 (its own reward) credit 0 - baseline"),
         (["--credit", "discounted"], "discounted: a call is worth its own reward and all later ones"),
         (["--credit", "broadcast_scope"], "a call is worth the rewards of its scope and of those around it"),
     ],

@@ -5,6 +5,7 @@
 3. Over a cell, entries minus leave-one-out baselines sum to 0; so do advantages of one call a rollout.
 4. Returns are the sums of rewards; with gamma 1 what a turn is worth is what was bound from it on.
 5. What is selected changes no credit and no baseline.
+6. What an explanation tells of a credit adds up to it.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from lightning_sdk.mdp import Episode, Group, Transition, assemble, group_episod
 from lightning_sdk.mdp.advantages import Advantages, compute_advantages
 from lightning_sdk.mdp.baseline.cells import cells_of, keys_by
 from lightning_sdk.mdp.credit.discounted import discounted
+from lightning_sdk.mdp.explain import explain_rollout
 from lightning_sdk.mdp.select import Selection
 from lightning_sdk.mdp.table import build_table
 from support.credit_groups import call, group, rollout
@@ -235,3 +237,37 @@ def test_what_is_selected_changes_no_credit_and_no_baseline(
         np.testing.assert_array_equal(whole.baseline_C, part.baseline_C)
         np.testing.assert_array_equal(whole.advantage_C, part.advantage_C)
     assert not (part.in_loss_C & ~whole.in_loss_C).any()
+
+
+@pytest.mark.parametrize(
+    ("credit", "params"),
+    [
+        ("per_call", {}),
+        ("discounted", {"gamma": 0.9}),
+        ("broadcast_scope", {}),
+        ("gigpo", {"state_key": by_step, "weight": 0.5}),
+        ("gigpo", {"state_key": by_step, "normalise": True}),
+        ("hgpo", {"state_key": by_step, "history": 3}),
+        ("hgpo", {"state_key": lambda each: each.agent, "normalise": False}),
+    ],
+)
+@settings(max_examples=25, deadline=None)
+@given(drawn=GROUPS)
+def test_what_is_told_of_a_credit_adds_up_to_it(credit: str, params: dict[str, Any], drawn: Any) -> None:
+    groups = [*made(drawn), *group_episodes(assemble(RECORDS))]
+    for each in groups:
+        for episode in each.episodes:
+            told = explain_rollout(each, episode.rollout_id or "", credit=credit, credit_params=params)
+            for worth in told.calls:
+                if worth.credit is not None:
+                    parts = [term.factor * term.value for term in worth.terms]
+                    assert math.isclose(sum(parts), worth.credit, rel_tol=1e-9, abs_tol=1e-9)
+
+
+def test_the_history_of_hgpo_may_be_longer_than_any_rollout() -> None:
+    groups = made([[[(1.0, "solver", 1), (0.5, "solver", 1)], [(0.0, "solver", 1), (0.0, "solver", 1)]]])
+    short, long = (
+        compute_advantages(groups, credit="hgpo", credit_params={"state_key": by_step, "history": history})
+        for history in (1, 10**9)
+    )
+    assert by_call(short) == by_call(long)

@@ -134,6 +134,8 @@ def explanation_record(explanation: Explanation, calls: Sequence[CallWorth]) -> 
         "return": explanation.return_,
         "is_failure_reward": explanation.is_failure_reward,
         "credit": explanation.credit,
+        "credit_params": dict(explanation.credit_params),
         "baseline": explanation.baseline,
+        "baseline_params": dict(explanation.baseline_params),
         "calls": [dataclasses.asdict(call) for call in calls],
     }

@@ -76,7 +76,7 @@ def render_explanation(explanation: Explanation, calls: Sequence[CallWorth]) -> 
     yield from _rewards(explanation)
     yield from _return(explanation)
     said = _CREDITS.get(explanation.credit, "as that function says")
-    yield from _section("CREDIT", f"{explanation.credit}: {said}")
+    yield from _section("CREDIT", f"{explanation.credit}: {said}{_params(explanation.credit_params)}")
     yield from _baseline(explanation, calls)
     yield _title("CALLS")
     for call in calls:
@@ -171,7 +171,10 @@ def _sum(terms: Sequence[float], total: float) -> str:
 
 def _baseline(explanation: Explanation, calls: Sequence[CallWorth]) -> Iterator[RenderableType]:
     name = explanation.baseline
-    yield from _section("BASELINE", f"{name}: {_BASELINES.get(name, 'as that function says')}")
+    yield from _section(
+        "BASELINE",
+        f"{name}: {_BASELINES.get(name, 'as that function says')}{_params(explanation.baseline_params)}",
+    )
     own = explanation.episode.rollout_id
     done: set[str | None] = set()
     ids = [rollout for call in calls if call.comparison for rollout, _ in call.comparison.entries]
@@ -254,6 +257,8 @@ def _call(call: CallWorth) -> Iterator[RenderableType]:
         f"#{call.step}{choice} {wording.one_line(call.agent or 'no agent')}, {wording.one_line(call.call_id)}"
     )
     if call.advantage is not None:
+        if call.terms:
+            yield _below(_terms(call), 4)
         yield _below(_advantage(call), 4)
     if call.reason is not None:
         yield _below(f"not trained: {_reason(call.reason)}", 4)
@@ -261,6 +266,26 @@ def _call(call: CallWorth) -> Iterator[RenderableType]:
         yield _below(_tokens(call.trained), 4)
         if call.trained.weight is not None and call.advantage is not None:
             yield _below(_pull(call.trained.weight, call.advantage), 4)
+
+
+def _terms(call: CallWorth) -> str:
+    """What the credit is made of."""
+    parts: list[str] = []
+    for term in call.terms:
+        factor = "" if term.factor == 1 else f"{wording.number(term.factor)} x "
+        value = wording.number(term.value)
+        if term.value < 0 and (parts or factor):
+            value = f"({value})"
+        parts.append(f"{factor}{value} ({wording.one_line(term.what)})")
+    return f"credit {wording.number(call.credit)} = {' + '.join(parts)}"
+
+
+def _params(params: Mapping[str, float]) -> str:
+    told = [
+        f"{name} {str(value).lower()}" if isinstance(value, bool) else f"{name} {value:.4g}"
+        for name, value in params.items()
+    ]
+    return f"; {', '.join(told)}" if told else ""
 
 
 def _advantage(call: CallWorth) -> str:

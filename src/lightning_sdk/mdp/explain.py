@@ -7,9 +7,10 @@ and `weight_rows`, taken apart.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Final
@@ -20,7 +21,8 @@ from lightning_sdk.mdp.air import AirReward, Rule, apply_air, find_air
 from lightning_sdk.mdp.baseline import Baseline, BaselineFunction, find_baseline
 from lightning_sdk.mdp.baseline.cells import By, Cell, mean
 from lightning_sdk.mdp.baseline.compare import LONE, NO_VARIANCE, LoneAgent, cells_compared
-from lightning_sdk.mdp.credit import Credit, CreditFunction, find_credit
+from lightning_sdk.mdp.credit import CREDITS, Credit, CreditFunction, find_credit
+from lightning_sdk.mdp.credit.terms import CreditTerm, credit_terms
 from lightning_sdk.mdp.episode import Episode, Group
 from lightning_sdk.mdp.select import Selection
 from lightning_sdk.mdp.sequences import Row, build_rows, weight_rows
@@ -87,6 +89,8 @@ class CallWorth:
     policy: str | None
     reward: float | None
     credit: float | None
+    # What the credit is the sum of; none where it is given as a whole.
+    terms: tuple[CreditTerm, ...]
     baseline: float | None
     scale: float | None
     advantage: float | None
@@ -109,7 +113,10 @@ class Explanation:
     # The return is the failure reward, since none was emitted.
     is_failure_reward: bool
     credit: str
+    # Numbers that the credit takes, defaults among them; and those of the baseline.
+    credit_params: Mapping[str, float]
     baseline: str
+    baseline_params: Mapping[str, float]
     calls: tuple[CallWorth, ...]
     # How many rollouts the group has, and those without a say in the baseline, by why.
     rollouts: int
@@ -170,15 +177,24 @@ def explain_rollout(
     trained = _trained_tokens(advantages, rollout_id, constant_length)
     compared = _comparisons(advantages, credited, based, baseline_params or {})
     whitened = _whitenings(advantages, based, compared)
+    credit_settings = _settings(credited.function, credit_params or {})
+    own = credited is CREDITS.get(credited.name)
+    terms = credit_terms(table, credited.name if own else "", credit_settings)
     return Explanation(
         episode=group.episodes[at],
         air=tuple(find_air(group.episodes[at], rules)),
         return_=_known(table.return_E[at]),
         is_failure_reward=episodes[at].return_ is None and not math.isnan(table.return_E[at]),
         credit=advantages.credit,
+        credit_params=_numbers(credit_settings),
         baseline=advantages.baseline,
+        baseline_params={
+            name: value
+            for name, value in _numbers(_settings(based.function, baseline_params or {})).items()
+            if not isinstance(value, bool)
+        },
         calls=tuple(
-            _worth(advantages, row, compared.get(row), whitened.get(row), trained)
+            _worth(advantages, row, compared.get(row), whitened.get(row), trained, terms[row])
             for row in table.calls_of(at)
         ),
         rollouts=len(episodes),
@@ -196,6 +212,7 @@ def _worth(
     comparison: Comparison | None,
     whitening: Whitening | None,
     trained: Mapping[tuple[str, int], TrainedTokens],
+    terms: tuple[CreditTerm, ...],
 ) -> CallWorth:
     transition = advantages.table.transitions[row]
     reason = advantages.reason_C[row]
@@ -208,6 +225,7 @@ def _worth(
         policy=transition.policy,
         reward=_known(advantages.table.reward_C[row]),
         credit=_known(advantages.credit_C[row]),
+        terms=terms,
         baseline=_known(advantages.baseline_C[row]),
         scale=_known(advantages.scale_C[row]),
         advantage=_known(advantages.advantage_C[row]),
@@ -216,6 +234,17 @@ def _worth(
         reason=reason,
         trained=None if reason else trained.get((transition.call_id, transition.choice)),
     )
+
+
+def _settings(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters of a function, defaults among them."""
+    parameters = inspect.signature(function).parameters.values()
+    defaults = {each.name: each.default for each in parameters if each.default is not each.empty}
+    return {**defaults, **given}
+
+
+def _numbers(settings: Mapping[str, Any]) -> dict[str, float]:
+    return {name: value for name, value in settings.items() if isinstance(value, int | float)}
 
 
 def _known(value: Any) -> float | None:

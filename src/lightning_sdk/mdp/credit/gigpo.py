@@ -47,6 +47,22 @@ def gigpo(
     Deviation: both statistics count rollouts: in a state a rollout's entry is the mean of its G there, so that coming
     back to it does not make it weigh more (published: every visit). States are compared by agent.
     """
+    episode_C, step_C = gigpo_parts(
+        table, state_key=state_key, gamma=gamma, normalise=normalise, ddof=ddof, epsilon=epsilon
+    )
+    return episode_C + weight * step_C
+
+
+def gigpo_parts(
+    table: CallTable,
+    *,
+    state_key: StateKey | None,
+    gamma: float,
+    normalise: bool,
+    ddof: int,
+    epsilon: float,
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """A_E and A_S of `gigpo`, shapes (C,)."""
     check_deviation(ddof, epsilon)
     states = state_keys(table, state_key, "gigpo")
     step_return_C = discounted(table, gamma=gamma)
@@ -64,7 +80,7 @@ def gigpo(
         relative = relative_to_cell(step_return_C, cell, normalise, ddof, epsilon)
         if relative is not None:
             step_C[list(cell.rows)] = relative
-    return episode_C + weight * step_C
+    return episode_C, step_C
 
 
 def relative_to_cell(

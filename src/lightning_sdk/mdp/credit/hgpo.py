@@ -50,6 +50,39 @@ def hgpo(
     Deviation: statistics count rollouts, as in `gigpo`. The authors' code weighs (k + 2)^alpha and also leaves out a
     level in which a step happens to have the mean return; here that is a 0 with its weight.
     """
+    levels = hgpo_levels(
+        table,
+        state_key=state_key,
+        history=history,
+        alpha=alpha,
+        gamma=gamma,
+        normalise=normalise,
+        ddof=ddof,
+        epsilon=epsilon,
+    )
+    sums_C = np.zeros(table.calls)
+    weights_C = np.zeros(table.calls)
+    for weight, relative_C in levels:
+        known_C = ~np.isnan(relative_C)
+        sums_C[known_C] += weight * relative_C[known_C]
+        weights_C[known_C] += weight
+    counting_C = table.decision_C & table.in_baseline_E[table.episode_C]
+    value_C = np.where(counting_C, 0.0, np.nan)
+    return np.divide(sums_C, weights_C, out=value_C, where=weights_C > 0)
+
+
+def hgpo_levels(
+    table: CallTable,
+    *,
+    state_key: StateKey | None,
+    history: int,
+    alpha: float,
+    gamma: float,
+    normalise: bool,
+    ddof: int,
+    epsilon: float,
+) -> list[tuple[float, NDArray[np.float64]]]:
+    """Of `hgpo` the weight, not normed yet, and A_k of each level, shape (C,); NaN where it says nothing."""
     if history < 0:
         raise ConfigError(f"history is {history}; give 0 or more past states")
     if not math.isfinite(alpha):
@@ -57,20 +90,19 @@ def hgpo(
     check_deviation(ddof, epsilon)
     states = state_keys(table, state_key, "hgpo")
     return_C = discounted(table, gamma=gamma)
-    sums_C = np.zeros(table.calls)
-    weights_C = np.zeros(table.calls)
     pasts = _pasts(table, states)
+    levels = []
     for k in range(history + 1):
-        weight = float(k + 1) ** alpha
-        cells = cells_of(table, return_C, [_level(past, k) for past in pasts])
-        for cell in cells.values():
+        keys = [_level(past, k) for past in pasts]
+        if k and not any(keys):  # no past is as long, and none longer
+            break
+        relative_C = np.full(table.calls, np.nan)
+        for cell in cells_of(table, return_C, keys).values():
             relative = relative_to_cell(return_C, cell, normalise, ddof, epsilon)
             if relative is not None:
-                rows = list(cell.rows)
-                sums_C[rows] += weight * np.asarray(relative)
-                weights_C[rows] += weight
-    value_C = np.where(np.isnan(return_C), np.nan, 0.0)
-    return np.divide(sums_C, weights_C, out=value_C, where=weights_C > 0)
+                relative_C[list(cell.rows)] = relative
+        levels.append((float(k + 1) ** alpha, relative_C))
+    return levels
 
 
 def _pasts(
