@@ -18,7 +18,7 @@ from lightning_sdk.mdp.air import Finding, Function
 from lightning_sdk.mdp.explain import explain_rollout
 from lightning_sdk.mdp.select import Selection
 from lightning_sdk.mdp.table import build_table
-from support.credit_groups import call, group, rollout
+from support.credit_groups import MadeCall, call, group, rollout
 
 
 def test_the_way_from_rewards_to_weights() -> None:
@@ -202,3 +202,22 @@ def test_under_dr_grpo_a_constant_length_gives_the_weight() -> None:
 def test_a_rollout_of_another_group_is_refused() -> None:
     with pytest.raises(ConfigError, match="no rollout 'z'"):
         explain_rollout(group(rollout("a", call(1.0))), "z")
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [
+        [],
+        [call(drop_reason="error", reward=1.0)],
+        [call(1.0, drop_reason="unused_choice"), call(drop_reason="unused_choice", further_choice=True)],
+        [call(1.0, model="judge")],
+    ],
+)
+def test_a_rollout_without_a_decision_is_said_to_be_left_out(calls: list[MadeCall]) -> None:
+    made = group(rollout("a", call(1.0)), rollout("b", call(0.0)), rollout("c", *calls, extra=1.0))
+    told = explain_rollout(made, "a", selection=Selection(models="tiny"))
+    assert told.left_out == {"c": "no_decision"}
+    assert told.calls[0].comparison is not None
+    assert told.calls[0].comparison.entries == (("a", 1.0), ("b", 0.0))
+    counts = compute_advantages([made], selection=Selection(models="tiny")).counts
+    assert counts["rollouts_no_decision"] == 1

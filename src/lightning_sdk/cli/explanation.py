@@ -45,6 +45,7 @@ _REASONS: Final[Mapping[str, str]] = {
     "unselected_agent": "another agent than those that are selected",
     "other_model": "another model or policy than those that are selected",
     "off_distribution": "sampled otherwise than the policy samples, see its sampling and response format",
+    "no_decision": "no call of it is an answer of the trained policy that the agent is known to have gone on from",
     "no_reward": "its rollout got no reward, and none is not 0",
     "running": "its rollout has not ended",
     "masked_truncated": "its rollout was cut off, and such ones are masked",

@@ -26,6 +26,7 @@ from lightning_sdk.mdp.credit.terms import CreditTerm, credit_terms
 from lightning_sdk.mdp.episode import Episode, Group
 from lightning_sdk.mdp.select import Selection
 from lightning_sdk.mdp.sequences import Row, build_rows, weight_rows
+from lightning_sdk.mdp.table import NO_DECISION
 
 # The baselines that whiten, and of them the one that compares the rollouts of a group first.
 _WHITENED: Final = "reinforce++"
@@ -199,9 +200,11 @@ def explain_rollout(
         ),
         rollouts=len(episodes),
         left_out={
-            each.rollout_id or "": table.reason_E[number] or ""
-            for number, each in enumerate(table.episodes)
-            if not table.in_baseline_E[number]
+            each.rollout_id or "": NO_DECISION if without_decision else table.reason_E[number] or ""
+            for number, (each, without_decision) in enumerate(
+                zip(table.episodes, table.without_decision_E.tolist(), strict=True)
+            )
+            if without_decision or not table.in_baseline_E[number]
         },
     )
 

@@ -23,6 +23,7 @@ from lightning_sdk.mdp.select import POLICY_TOO_OLD, Selection, select
 NO_REWARD: Final = "no_reward"  # none was emitted, and `failure_reward` does not apply
 RUNNING: Final = "running"  # it has not ended: its return is not known yet
 LOST: Final = "lost"  # a part of it never arrived, and with it perhaps rewards
+NO_DECISION: Final = "no_decision"  # it counts, but has no decision: nothing to compare or train
 # Why a rollout counts in the baseline only.
 MASKED_TRUNCATED: Final = "masked_truncated"
 
@@ -65,6 +66,13 @@ class CallTable:
     # What `selection` takes, and why it does not take the others. A subset of the decisions.
     selected_C: NDArray[np.bool_]
     reason_C: tuple[str | None, ...]
+
+    @property
+    def without_decision_E(self) -> NDArray[np.bool_]:
+        """Rollouts that would be in the baseline, but have no decision whose credit could be their entry."""
+        decided_E = np.zeros(len(self.episodes), dtype=np.bool_)
+        decided_E[self.episode_C[self.decision_C]] = True
+        return self.in_baseline_E & ~decided_E
 
     @property
     def calls(self) -> int:
@@ -174,7 +182,8 @@ def count_rollouts(table: CallTable) -> dict[str, int]:
     """Who counts and who does not, in numbers.
 
     `groups`, `rollouts`, `calls` (transitions), `incomplete_rollouts`; `rollouts_<reason>` for each reason why a
-    rollout is not in the loss. Rollouts dropped for their age are told by length: `policy_too_old_with_4_to_7_calls`.
+    rollout is not in the loss, and `rollouts_no_decision` for those that count but have no decision.
+    Rollouts dropped for their age are told by length: `policy_too_old_with_4_to_7_calls`.
     """
     counts = Counter(
         groups=len(table.groups),
@@ -183,6 +192,8 @@ def count_rollouts(table: CallTable) -> dict[str, int]:
         incomplete_rollouts=sum(not episode.complete for episode in table.episodes),
     )
     counts.update(f"rollouts_{reason}" for reason in table.reason_E if reason is not None)
+    if table.without_decision_E.any():
+        counts[f"rollouts_{NO_DECISION}"] = int(table.without_decision_E.sum())
     aged = {
         episode
         for episode, reason in zip(table.episode_C.tolist(), table.reason_C, strict=True)
