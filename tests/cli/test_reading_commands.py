@@ -23,6 +23,8 @@ from lightning_sdk.ids import new_producer
 from support.cli_episodes import at
 from support.cli_rollouts import Script, rollout_id, write_rollout
 from support.lsdk import refused, run
+from support.record_factory import Tape
+from support.row_factory import talk
 
 
 @pytest.fixture(autouse=True)
@@ -313,6 +315,24 @@ def test_runs_with_the_same_fault_share_a_line_and_only_reasons_of_that_fault_ar
     ]
 
 
+def test_stats_count_broken_chains_by_why(spool: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tape = Tape("a", rollout=rollout_id(1))
+    tape.start()
+    talk(tape, "whole", ["q"], "cat", [1], [20, 21, 99])
+    talk(tape, "goes_on", ["q", "cat", "more"], "dog", [1, 20, 21, 99, 3], [4, 99])
+    talk(tape, "retokenised", ["q", "cat", "else"], "cow", [1, 22, 99, 3], [4, 99])
+    talk(tape, "edited", ["r", "cat", "more"], "ant", [7, 20, 21, 99, 3], [4, 99])
+    talk(tape, "edited_too", ["s", "cat", "more"], "bee", [8, 20, 21, 99, 3], [4, 99])
+    tape.finish()
+    writer = SpoolWriter(spool, tape.producer)
+    for item in tape.records:
+        writer.append(item.record.SerializeToString())
+    writer.close()
+    assert "broken chains  3: edited_history 2, retokenised 1\n" in run(capsys, "stats")
+    told = json.loads(run(capsys, "stats", "--json"))["calls"]["broken_chains"]
+    assert told == {"edited_history": 2, "retokenised": 1}
+
+
 def test_stats_as_json(spool: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_rollout(spool, 1)
     write_rollout(spool, 2, task_id="other", calls=3)
@@ -328,6 +348,7 @@ def test_stats_as_json(spool: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "by_model": {"tiny-model": 1},
         "by_agent": {"solve": 1},
         "without_transition": {},
+        "broken_chains": {},
         "prompt_tokens": 30,
         "response_tokens": 5,
         "without_token_counts": 0,

@@ -107,6 +107,8 @@ def _lines(sums: Sums) -> list[tuple[str, str]]:
         ("tokens", _token_line(sums)),
         ("rewards", _reward_line(sums)),
     ]
+    if sums.breaks:
+        lines.insert(4, ("broken chains", _of(sum(sums.breaks.values()), sums.breaks)))
     if sums.no_decision:
         lines.insert(4, ("other calls", _of(sum(sums.no_decision.values()), sums.no_decision)))
     return lines

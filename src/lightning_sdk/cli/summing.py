@@ -11,6 +11,7 @@ from lightning_sdk.cli import wording
 from lightning_sdk.cli.reading import UNKNOWN
 from lightning_sdk.cli.tokens import by_call, call_tokens
 from lightning_sdk.mdp import TEXT_ONLY, CallView, Episode
+from lightning_sdk.mdp.chains import build_chains
 
 
 @dataclass
@@ -69,6 +70,8 @@ class Sums:
     text_only: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
     no_decision: Counter[str] = field(default_factory=Counter)
+    # Calls whose ids do not go on from what their messages go on from, by why.
+    breaks: Counter[str] = field(default_factory=Counter)
     rewards: int = 0
     unbound_rewards: int = 0
     returns: list[float] = field(default_factory=list)
@@ -101,6 +104,7 @@ class Sums:
         self.unbound_rewards += sum(reward.call_id is None for reward in counting)
         if episode.return_ is not None:
             self.returns.append(episode.return_)
+        self.breaks.update(build_chains(episode.transitions).count_breaks())
         self._add_transitions(episode, run)
         self._add_calls(episode, calls)
 
@@ -162,6 +166,7 @@ class Sums:
                 "by_model": dict(self.models),
                 "by_agent": dict(self.agents),
                 "without_transition": dict(self.no_decision),
+                "broken_chains": dict(self.breaks),
                 "prompt_tokens": self.prompt_tokens,
                 "response_tokens": self.response_tokens,
                 "without_token_counts": self.calls_without_usage,
