@@ -315,6 +315,29 @@ def test_runs_with_the_same_fault_share_a_line_and_only_reasons_of_that_fault_ar
     ]
 
 
+@pytest.mark.parametrize(("temperature", "off", "is_told"), [(1.0, 0, False), (0, 2, True), (None, 1, False)])
+def test_stats_tell_of_calls_that_no_trainer_takes(
+    temperature: float | None, off: int, is_told: bool, spool: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tape = Tape("a", rollout=rollout_id(1))
+    tape.start()
+    talk(tape, "one", ["q"], "cat", [1], [20, 99], temperature=temperature)
+    talk(tape, "two", ["r"], "cat", [1], [20, 99], temperature=0 if temperature is None else temperature)
+    tape.finish()
+    writer = SpoolWriter(spool, tape.producer)
+    for item in tape.records:
+        writer.append(item.record.SerializeToString())
+    writer.close()
+    out = " ".join(run(capsys, "stats").split())
+    assert f"2 by tokens{f' ({off} of them off_distribution)' if off else ''}; 0 more as text" in out
+    assert (
+        "run run_1: none of 2 transitions that can be used by tokens was sampled as the policy" in out
+    ) is is_told
+    told = json.loads(run(capsys, "stats", "--json"))
+    assert told["transitions"]["off_distribution"] == off
+    assert ("run_1" in told["complaints"]) is is_told
+
+
 def test_stats_count_broken_chains_by_why(spool: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tape = Tape("a", rollout=rollout_id(1))
     tape.start()
@@ -340,6 +363,7 @@ def test_stats_as_json(spool: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert sums["rollouts"] == {"by_outcome": {"succeeded": 1}, "incomplete": 0}
     assert sums["transitions"] == {
         "usable": 0,
+        "off_distribution": 0,
         "text_only": 1,
         "by_fidelity": {"text": 1},
         "drop_reasons": {"no_token_ids": 1},

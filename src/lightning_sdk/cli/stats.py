@@ -99,7 +99,7 @@ def _lines(sums: Sums) -> list[tuple[str, str]]:
     lines = [
         ("rollouts", _of(rollouts, sums.outcomes) + incomplete),
         ("transitions", _of(transitions, sums.fidelity)),
-        ("usable", f"{sums.usable:,} by tokens; {sums.text_only:,} more as text"),
+        ("usable", _usable_line(sums)),
         ("drop reasons", wording.tally(sums.dropped) or "-"),
         ("models", _of(sum(sums.models.values()), sums.models)),
         ("agents", _of(sum(sums.agents.values()), sums.agents)),
@@ -116,6 +116,11 @@ def _lines(sums: Sums) -> list[tuple[str, str]]:
 
 def _of(total: int, parts: Mapping[str, int]) -> str:
     return f"{total:,}" + (f": {wording.tally(parts)}" if parts else "")
+
+
+def _usable_line(sums: Sums) -> str:
+    off = f" ({sums.off_distribution:,} of them off_distribution)" if sums.off_distribution else ""
+    return f"{sums.usable:,} by tokens{off}; {sums.text_only:,} more as text"
 
 
 def _token_line(sums: Sums) -> str:

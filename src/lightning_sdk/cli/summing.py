@@ -12,6 +12,7 @@ from lightning_sdk.cli.reading import UNKNOWN
 from lightning_sdk.cli.tokens import by_call, call_tokens
 from lightning_sdk.mdp import TEXT_ONLY, CallView, Episode
 from lightning_sdk.mdp.chains import build_chains
+from lightning_sdk.mdp.select import is_on_distribution
 
 
 @dataclass
@@ -23,10 +24,16 @@ class RunSums:
     transitions: int = 0
     usable: int = 0
     text_only: int = 0
+    off_distribution: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
 
     def complaint(self) -> str | None:
         """Why nothing of the run can be used, or nothing by tokens; None when something can."""
+        if self.usable and self.usable == self.off_distribution:
+            return (
+                f"none of {wording.count(self.usable, 'transition')} that can be used by tokens was sampled as the "
+                "policy samples (temperature above 0, no top-p …): a trainer leaves them out as off_distribution"
+            )
         if self.usable:
             return None
         if self.text_only:
@@ -43,9 +50,9 @@ class RunSums:
         )
 
     @property
-    def fault(self) -> tuple[bool, bool, bool]:
+    def fault(self) -> tuple[bool, ...]:
         """Runs with the same one have complaints that differ in numbers only."""
-        return self.text_only > 0, self.transitions > 0, self.calls > 0
+        return self.usable > 0, self.text_only > 0, self.transitions > 0, self.calls > 0
 
     def __add__(self, other: RunSums) -> RunSums:
         return RunSums(
@@ -54,6 +61,7 @@ class RunSums:
             self.transitions + other.transitions,
             self.usable + other.usable,
             self.text_only + other.text_only,
+            self.off_distribution + other.off_distribution,
             self.dropped + other.dropped,
         )
 
@@ -68,6 +76,8 @@ class Sums:
     # By token ids; of the others, those whose text is all there.
     usable: int = 0
     text_only: int = 0
+    # Of the usable ones those that were sampled otherwise than the policy samples.
+    off_distribution: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
     no_decision: Counter[str] = field(default_factory=Counter)
     # Calls whose ids do not go on from what their messages go on from, by why.
@@ -113,8 +123,11 @@ class Sums:
             run.transitions += 1
             self.fidelity[transition.fidelity] += 1
             if transition.drop_reason is None:
+                off = not is_on_distribution(transition)
                 self.usable += 1
                 run.usable += 1
+                self.off_distribution += off
+                run.off_distribution += off
             else:
                 as_text = transition.drop_reason in TEXT_ONLY
                 self.text_only += as_text
@@ -142,7 +155,7 @@ class Sums:
 
     def merged_complaints(self) -> list[tuple[list[str], str]]:
         """`complaints`, with runs that have the same fault in one, summed up."""
-        merged: dict[tuple[bool, bool, bool], tuple[list[str], RunSums]] = {}
+        merged: dict[tuple[bool, ...], tuple[list[str], RunSums]] = {}
         for run_id in self.complaints():
             run = self.runs[run_id]
             run_ids, total = merged.get(run.fault, ([], RunSums()))
@@ -158,6 +171,7 @@ class Sums:
             },
             "transitions": {
                 "usable": self.usable,
+                "off_distribution": self.off_distribution,
                 "text_only": self.text_only,
                 "by_fidelity": dict(self.fidelity),
                 "drop_reasons": dict(self.dropped),
