@@ -39,7 +39,7 @@ def test_a_shell_script_with_curl() -> None:
 def test_a_node_program_with_the_openai_package(tmp_path: Path) -> None:
     modules = os.environ.get("NODE_PATH")
     if shutil.which("node") is None or not modules:
-        pytest.skip("needs node, and NODE_PATH: a node_modules with openai (nox -s frameworks)")
+        pytest.skip(reason="needs node, and NODE_PATH: a node_modules with openai (nox -s frameworks)")
     shutil.copy(EXAMPLES / "agent.mjs", tmp_path)
     (tmp_path / "node_modules").symlink_to(modules)
     policies, engine, writer = scripted_policies(CALL_TEXT, "It is 80.")

@@ -287,7 +287,7 @@ def test_what_cannot_be_trained_is_refused_when_it_opens(
     tmp_path: Path, model: Path, options: dict[str, Any], message: str
 ) -> None:
     if options.get("device") == "cuda" and torch.cuda.is_available():
-        pytest.skip("there is one here")
+        pytest.skip(reason="the refusal needs a machine without CUDA, and this one has it")
     if "lora_rank" in options:
         pytest.importorskip("peft", reason="needs the [lora] extra")
     with pytest.raises(ConfigError, match=message):
