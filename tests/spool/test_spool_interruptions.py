@@ -7,11 +7,13 @@ import itertools
 import os
 import resource
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from lightning_sdk.client import forks
 from lightning_sdk.client.producer import Producer
 from lightning_sdk.client.segments import SegmentReader, list_segments
 from lightning_sdk.client.spool import SpoolWriter
@@ -118,3 +120,22 @@ def test_while_the_agent_waits_for_what_is_sent(tmp_path: Path) -> None:
         assert places > 10
         assert swallowed == []
         assert producer.close(20)
+
+
+def test_an_opening_that_a_handler_interrupted_holds_no_other_thread_up_again_and_again(
+    tmp_path: Path,
+) -> None:
+    """Waiting a second for each of these files would take longer than a test may."""
+
+    def make(spool: Path) -> None:
+        writer = SpoolWriter(spool, b"p" * 16, segment_bytes=100)
+        for _ in range(200):
+            writer.append(b"x" * 100)
+        writer.close()
+
+    # Held by this thread for ever, as it is where an exception comes just before it is given back.
+    assert forks._opening.acquire(timeout=1)
+    thread = threading.Thread(target=make, args=(tmp_path / "spool",))
+    thread.start()
+    thread.join()
+    assert numbers(tmp_path / "spool") == list(range(1, 201))

@@ -17,7 +17,7 @@ import logging  # noqa: F401
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Final, Protocol
@@ -68,20 +68,31 @@ _grpc_inherited = False
 
 def undivided_import() -> AbstractContextManager[None]:
     """Keep a fork from cutting an import in two: the child would wait for ever for the thread that did it."""
-    return _undivided(_importing)
+    return _undivided(_importing, lambda: None)
 
 
 def _undivided_opening() -> AbstractContextManager[None]:
     """Keep a fork from coming between a file and its account here; at worst the child holds one too many."""
-    return _undivided(_opening)
+    return _undivided(_opening, _replace_opening)
+
+
+def _replace_opening() -> None:
+    """Have nobody wait again for an opening that did not end in time.
+
+    It waits for us, or a signal handler of the agent raised just before it gave the lock back.
+    """
+    global _opening
+    _opening = threading.RLock()
 
 
 @contextmanager
-def _undivided(lock: threading.RLock) -> Iterator[None]:
+def _undivided(lock: threading.RLock, on_timeout: Callable[[], None]) -> Iterator[None]:
     held = False
     try:
         # In here, so that what a signal handler raises next does not leave it held for ever.
         held = lock.acquire(timeout=_UNDIVIDED_WAIT_S)
+        if not held:
+            on_timeout()
         yield
     finally:
         if held:
