@@ -61,13 +61,7 @@ def tests(session: nox.Session) -> None:
     """The whole suite, on the extras that it needs."""
     session.install("--quiet", TORCH)
     session.install("--quiet", "-e", ".[lora]", *_group("test"))
-    if session.posargs:
-        session.run("pytest", *session.posargs)
-        return
-    # Training in a process of its own: at the end of the long one its rollouts take a second each, which is
-    # not understood yet.
-    session.run("pytest", "--ignore=tests/training")
-    session.run("pytest", "tests/training")
+    session.run("pytest", *session.posargs)
 
 
 @nox.session(python=["3.10", "3.12", "3.13"])
